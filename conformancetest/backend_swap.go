@@ -203,12 +203,12 @@ func testWhole(e *env) {
 		e.wantStored("k", next)
 		now = next
 	}
-	next := full(idem.Completed)
-	next.Result.Meta = map[string]string{"Both": "new"}
-	e.swap(e.b, "k", now.Token, full(idem.Completed))
-	now = e.get(e.b, "k")
-	e.swap(e.b, "k", now.Token, next)
-	e.wantStored("k", next)
+	// Maps must not be merged either.
+	first, second := full(idem.Completed), full(idem.Completed)
+	second.Result.Meta = map[string]string{"Both": "new"}
+	e.swap(e.b, "k", now.Token, first)
+	e.want("Swap", e.swap(e.b, "k", first.Token, second), second)
+	e.wantStored("k", second)
 }
 
 func testWholeAfterExpiry(e *env) {

@@ -21,9 +21,11 @@ type clock struct {
 
 func newClock(e *env, timed bool, scale int64) *clock {
 	c := &clock{e: e, scale: 1, slack: time.Second, started: time.Now()}
-	if timed && e.h.Advance == nil {
-		c.scale = scale
-		c.slack = time.Duration(scale) * 5 * time.Millisecond
+	if e.h.Advance == nil {
+		if timed {
+			c.scale = scale
+		}
+		c.slack = time.Duration(c.scale) * 5 * time.Millisecond
 	}
 	return c
 }

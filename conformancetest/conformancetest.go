@@ -46,8 +46,9 @@ type Harness struct {
 
 	// InTx begins a transaction on the storage of b and calls fn once with the
 	// backend that is bound to it. If fn returns nil it commits and returns the
-	// error of that; otherwise it rolls back and returns fn's error. It may be
-	// called from several goroutines at once.
+	// error of that; otherwise it rolls back and returns fn's error. It rolls
+	// back as well, in a deferred function, if fn does not return: a failing
+	// test ends its goroutine. It may be called from several goroutines at once.
 	InTx func(t testing.TB, b idem.Backend, fn func(tx idem.Backend) error) error
 
 	// Break makes the storage of b fail: unreachable, closed, full, whatever is
