@@ -8,8 +8,13 @@ import (
 )
 
 func TestMemory(t *testing.T) {
-	var h Harness
-	h.New = func(testing.TB) idem.Backend { return memory.New() }
-	h.Peer = func(_ testing.TB, b idem.Backend) idem.Backend { return b }
-	Run(t, h)
+	Run(t, Harness{
+		New:  func(testing.TB) idem.Backend { return memory.New() },
+		Peer: func(_ testing.TB, b idem.Backend) idem.Backend { return b },
+	})
 }
+
+// A backend without a fault has none, with either kind of transaction.
+func TestFake(t *testing.T) { Run(t, harness("")) }
+
+func TestFakeOptimistic(t *testing.T) { Run(t, harness("", optimistic)) }

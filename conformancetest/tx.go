@@ -98,17 +98,17 @@ func testTxRefusedSwap(e *env) {
 	e.wantStored("absent", idem.Record{})
 }
 
-// testTxLostRace lets another caller write between the look and the write of a
-// transaction. Who is told that he has written has written.
+// testTxLostRace lets another caller write before, between and after the look
+// and the write of a transaction. Who is told that he has written has written.
 func testTxLostRace(e *env) {
-	for _, looks := range []bool{true, false} {
-		key := map[bool]string{true: "looked", false: "unlooked"}[looks]
+	for _, when := range []string{"before the look", "after the look", "after the write"} {
+		key := when
 		first := e.put(key, newRecord(idem.InProgress))
 		theirs, ours := newRecord(idem.Completed), newRecord(idem.Completed)
 		var theyWrote, weWrote bool
-		err := e.inTx(func(tx idem.Backend) error {
-			if looks {
-				e.want("Get in a transaction", e.get(tx, key), first)
+		interfere := func(now string) {
+			if now != when {
+				return
 			}
 			// A storage with one writer at a time lets the other one wait.
 			ctx, cancel := context.WithTimeout(e.ctx, 250*time.Millisecond)
@@ -117,19 +117,29 @@ func testTxLostRace(e *env) {
 				got, err := e.b.Swap(ctx, key, first.Token, theirs)
 				theyWrote = err == nil && got.Token == theirs.Token
 			})
+		}
+		err := e.inTx(func(tx idem.Backend) error {
+			interfere("before the look")
+			if seen, err := tx.Get(e.ctx, key); err != nil {
+				return err
+			} else if !theyWrote {
+				e.want("Get in a transaction", seen, first)
+			}
+			interfere("after the look")
 			got, err := tx.Swap(e.ctx, key, first.Token, ours)
 			weWrote = err == nil && got.Token == ours.Token
 			if err == nil && !weWrote {
 				e.want("Swap in a transaction of a record that was replaced", got, theirs)
 			}
+			interfere("after the write")
 			return err
 		})
 		weWrote = weWrote && err == nil
 		switch now := e.get(e.b, key); {
 		case theyWrote && weWrote:
-			e.errorf("a transaction and another caller both replaced the same record")
+			e.errorf("a transaction and another caller, %s of the transaction, both replaced the same record", when)
 		case theyWrote:
-			e.want("Get after a lost race", now, theirs)
+			e.want("Get after a race that the transaction lost", now, theirs)
 		case weWrote:
 			e.want("Get after a race that the transaction won", now, ours)
 		}
