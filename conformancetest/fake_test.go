@@ -371,6 +371,12 @@ func (h *handle) write(key string, present, r idem.Record) {
 			r.Fingerprint = idem.Fingerprint{}
 		}
 	}
+	if h.is("forgets the checkpoint") {
+		r.Checkpoint = nil
+	}
+	if h.is("loses claims") && h.writes%10 == 9 {
+		maps.DeleteFunc(h.records, func(other string, _ entry) bool { return other == "k3" })
+	}
 	if h.is("loses results") && r.Status == idem.Completed {
 		r.Result = idem.Result{}
 	}

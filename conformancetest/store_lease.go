@@ -153,10 +153,13 @@ func storyStaleAfterCompletion(e *env) {
 func storyTakeoverRace(e *env) {
 	const callers = 12
 	stores := e.stores(3)
-	for round := range rounds(12) {
-		key := fmt.Sprintf("k%d", round)
-		first := e.claim(stores[0], key, payload)
-		e.clock.pass(lease)
+	var held []*idem.Claim
+	for round := range rounds(20) {
+		held = append(held, e.claim(stores[0], fmt.Sprintf("k%d", round), payload))
+	}
+	e.clock.pass(lease)
+	for round, first := range held {
+		key := first.Key
 		var claims [callers]*idem.Claim
 		var kept error
 		together(callers, func(i int) {
