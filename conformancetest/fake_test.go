@@ -269,9 +269,7 @@ func (h *handle) Swap(ctx context.Context, key, old string, r idem.Record) (idem
 	defer h.mu.Unlock()
 	present := h.live(key)
 	if h.is("looks first and writes later") {
-		h.mu.Unlock()
-		runtime.Gosched()
-		h.mu.Lock()
+		h.others()
 	}
 	if h.tx != nil {
 		h.tx.note(h.key(key), present.Token)
@@ -305,6 +303,15 @@ func (h *handle) Swap(ctx context.Context, key, old string, r idem.Record) (idem
 		return h.live(key), nil
 	}
 	return copyRecord(h.live(key)), nil
+}
+
+// others lets others have the storage in the middle of a call.
+func (h *handle) others() {
+	h.mu.Unlock()
+	for range 20 {
+		runtime.Gosched()
+	}
+	h.mu.Lock()
 }
 
 // refused is what a Swap comes to that does not swap.
@@ -426,9 +433,7 @@ func (h *handle) Sweep(ctx context.Context, limit int) (int, error) {
 	if h.is("sweeps what was expired before") {
 		unlock()
 		unlock = func() {}
-		h.mu.Unlock()
-		runtime.Gosched()
-		h.mu.Lock()
+		h.others()
 	}
 	for _, key := range due {
 		delete(h.records, key)
