@@ -156,10 +156,10 @@ func TestReportNamesWhatIsWrong(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, text := range []string{
-		"line 4: payment P1 is booked already with another account or amount",
-		`line 5: payment "P2": "x" is no amount in cents`,
-		`line 6: payment "P3": the account is missing`,
-		`line 7: payment "": `,
+		"line 4: P1 is booked with another account or amount: ask the sender",
+		`line 5: "P2" is not booked: "x" is no amount in cents`,
+		`line 6: "P3" is not booked: the account is missing`,
+		`line 7: "" is not booked: `,
 		"the key has 308 bytes, the limit is 255",
 		"8 rows", "booked  2  amount 1.07", "replayed  1 ", "conflicts  1 ", "rejected  4 ",
 	} {

@@ -63,8 +63,10 @@ func importFile(ctx context.Context, ledger, path string, stdout, stderr io.Writ
 	}
 	progress := newProgress(stderr, info.Size())
 	in := csv.NewReader(file)
-	if first, err := in.Read(); err != nil || !slices.Equal(first, header) {
-		return fmt.Errorf("%s: the first line has to be %q (read %q, %v)", path, header, first, err)
+	if first, err := in.Read(); err != nil && err != io.EOF {
+		return fmt.Errorf("%s: %w", path, err)
+	} else if !slices.Equal(first, header) {
+		return fmt.Errorf("%s: the first line is %q, and has to be %q", path, first, header)
 	}
 	in.FieldsPerRecord = len(header)
 	var total report

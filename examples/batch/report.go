@@ -19,13 +19,13 @@ type report struct {
 // conflict notes a row whose payment is booked with other content.
 func (r *report) conflict(line int, id string) {
 	r.conflicts++
-	r.problems = append(r.problems, fmt.Sprintf("line %d: payment %s is booked already with another account or amount; ask the sender which is right", line, id))
+	r.problems = append(r.problems, fmt.Sprintf("line %d: %s is booked with another account or amount: ask the sender", line, id))
 }
 
 // problem notes a row that is no payment.
 func (r *report) problem(line int, id string, err error) {
 	r.rejected++
-	r.problems = append(r.problems, fmt.Sprintf("line %d: payment %q: %v", line, id, err))
+	r.problems = append(r.problems, fmt.Sprintf("line %d: %q is not booked: %v", line, id, err))
 }
 
 func (r *report) add(more report) {
