@@ -56,7 +56,7 @@ func importFile(ctx context.Context, ledger, path string, stdout, stderr io.Writ
 	if err != nil {
 		return err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	info, err := file.Stat()
 	if err != nil {
 		return err
