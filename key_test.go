@@ -83,7 +83,7 @@ func TestKF6_Keys(t *testing.T) {
 			}
 			_, lookup := s.Lookup(ctx, tt.key)
 			_, reclaim := s.Reclaim(ctx, tt.key, 1)
-			_, do := s.Do(ctx, tt.key, payloadA, nil)
+			_, do := s.Do(ctx, tt.key, payloadA, succeed)
 			_, call := idem.Call(ctx, s, tt.key, 1, func(context.Context, int) (int, error) { return 0, nil })
 			for _, err := range []error{lookup, reclaim, do, call, s.Wait(ctx, tt.key), s.Forget(ctx, tt.key, 1), s.Resolve(ctx, tt.key, 1, result1)} {
 				if !errors.Is(err, idem.ErrKey) {
