@@ -138,6 +138,12 @@ func (e *env) done(s *idem.Store, key string, fp idem.Fingerprint, r idem.Result
 	return c
 }
 
+// never is an operation that must not run: its key is another caller's, or done.
+func (e *env) never(_ context.Context, c *idem.Claim) (idem.Result, error) {
+	e.errorf("the operation of a caller who must not run it ran, as attempt %d of %q", c.Attempt, short(c.Key))
+	return idem.Result{}, nil
+}
+
 func text(s string) idem.Result { return idem.Result{Code: 200, Body: []byte(s)} }
 
 // within runs a call of a case that waits for real time, with a context that

@@ -191,7 +191,7 @@ func storyOtherPayload(e *env) {
 			})
 			e.is("a transaction that was refused a key", err, nil)
 		}
-		_, err := stores[1].Do(e.ctx, key, otherPayload, nil)
+		_, err := stores[1].Do(e.ctx, key, otherPayload, e.never)
 		e.is("Do of the key that is "+key+", with another payload", err, idem.ErrMismatch)
 		e.unchanged(stores[1], key, before)
 	}

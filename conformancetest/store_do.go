@@ -103,16 +103,13 @@ func storyWaiters(e *env) {
 	answers := make(chan idem.Outcome, waiters)
 	for i := range waiters {
 		go func() {
-			out, err := []*idem.Store{s, peer}[i%2].Do(e.ctx, "k", payload, func(context.Context, *idem.Claim) (idem.Result, error) {
-				e.errorf("a duplicate ran the operation")
-				return idem.Result{}, nil
-			})
+			out, err := []*idem.Store{s, peer}[i%2].Do(e.ctx, "k", payload, e.never)
 			e.is("Do that waits", err, nil)
 			answers <- out
 		}()
 	}
 	e.eventually("the duplicates wait", func() bool { return waitHere.Load()+waitThere.Load() == waiters })
-	_, err := peer.Do(e.ctx, "k", otherPayload, nil)
+	_, err := peer.Do(e.ctx, "k", otherPayload, e.never)
 	e.is("Do with another payload", err, idem.ErrMismatch)
 	e.is("Do", finish(), nil)
 	e.promptly("Do that waits for an operation that has ended", func() {
@@ -132,7 +129,7 @@ func storyWaitersShare(e *env) {
 	answers := make(chan error, waiters)
 	for range waiters {
 		go func() {
-			_, err := s.Do(e.ctx, "k", payload, nil)
+			_, err := s.Do(e.ctx, "k", payload, e.never)
 			answers <- err
 		}()
 	}
@@ -325,7 +322,7 @@ func storyWaiterGivesUp(e *env) {
 	for _, s := range stores {
 		e.promptly("Do with a deadline", func() {
 			err := e.within(50*time.Millisecond, func(ctx context.Context) error {
-				out, err := s.Do(ctx, "k", payload, nil)
+				out, err := s.Do(ctx, "k", payload, e.never)
 				if out.Replayed || out.Attempt != 0 {
 					e.errorf("Do that gave up gave %+v", out)
 				}
@@ -335,7 +332,7 @@ func storyWaiterGivesUp(e *env) {
 			e.is("Do that gave up", err, context.DeadlineExceeded)
 		})
 	}
-	_, err := e.store(e.b, &idem.Options{NoWait: true}).Do(e.ctx, "k", payload, nil)
+	_, err := e.store(e.b, &idem.Options{NoWait: true}).Do(e.ctx, "k", payload, e.never)
 	e.is("Do with NoWait", err, idem.ErrInProgress)
 	e.unchanged(stores[1], "k", before)
 }

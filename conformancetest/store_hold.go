@@ -1,7 +1,6 @@
 package conformancetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -46,10 +45,7 @@ func storyHold(e *env) {
 		if refusal.Record.Attempt != 1 || string(refusal.Record.Checkpoint) != "about to pay k" {
 			e.errorf("the refusal tells of attempt %d with the checkpoint %q", refusal.Record.Attempt, refusal.Record.Checkpoint)
 		}
-		_, err := s.Do(e.ctx, "k", payload, func(context.Context, *idem.Claim) (idem.Result, error) {
-			e.errorf("Do ran an operation whose outcome is unresolved")
-			return idem.Result{}, nil
-		})
+		_, err := s.Do(e.ctx, "k", payload, e.never)
 		e.is("Do", err, idem.ErrUnresolved)
 		e.clock.pass(retention + 2*lease) // far beyond what a claim under Takeover is kept for
 		e.sweep(100)

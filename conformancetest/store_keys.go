@@ -124,7 +124,7 @@ func storyBadKeys(e *env) {
 			e.is("Forget with a bad key", s.Forget(e.ctx, key, 1), idem.ErrKey)
 			_, err = s.Reclaim(e.ctx, key, 1)
 			e.is("Reclaim with a bad key", err, idem.ErrKey)
-			_, err = s.Do(e.ctx, key, payload, nil)
+			_, err = s.Do(e.ctx, key, payload, e.never)
 			e.is("Do with a bad key", err, idem.ErrKey)
 		}
 	}
