@@ -145,7 +145,7 @@ func benchReplay(b *testing.B, s *idem.Store, _ idem.Backend) (func(context.Cont
 	}, err
 }
 
-func benchRefusal(b *testing.B, s *idem.Store, backend idem.Backend) (func(context.Context, int) error, error) {
+func benchRefusal(b *testing.B, _ *idem.Store, backend idem.Backend) (func(context.Context, int) error, error) {
 	s, err := idem.New(backend, &idem.Options{Lease: 24 * time.Hour}) // outlasts the benchmark
 	if err != nil {
 		return nil, err

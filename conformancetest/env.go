@@ -64,9 +64,6 @@ func (c testCase) try(t testing.TB, h Harness, scale int64) (again bool) {
 	e.end()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.skip != "" && !e.failed {
-		t.Skip(e.skip)
-	}
 	return e.again && !e.failed
 }
 
@@ -87,7 +84,6 @@ type env struct {
 	isOver bool
 	failed bool
 	again  bool
-	skip   string
 }
 
 // end makes the case deaf to what its goroutines report from now on: the test
@@ -131,14 +127,6 @@ func (e *env) logf(format string, args ...any) {
 	if !e.isOver {
 		e.t.Logf(format, args...)
 	}
-}
-
-// skipf ends the case as not tested.
-func (e *env) skipf(format string, args ...any) {
-	e.mu.Lock()
-	e.skip = fmt.Sprintf(format, args...)
-	e.mu.Unlock()
-	runtime.Goexit()
 }
 
 // inconclusive ends the case: real time ran past what it was to look at.

@@ -82,7 +82,13 @@ func (e *env) replay(s *idem.Store, key string, want idem.Result) *idem.Record {
 }
 
 // refused begins the key and wants the error.
-func (e *env) refused(s *idem.Store, key string, fp idem.Fingerprint, want error) *idem.Error {
+func (e *env) refused(s *idem.Store, key string, fp idem.Fingerprint, want error) {
+	e.t.Helper()
+	_ = e.refusal(s, key, fp, want)
+}
+
+// refusal does the same and returns what the caller was told.
+func (e *env) refusal(s *idem.Store, key string, fp idem.Fingerprint, want error) *idem.Error {
 	e.t.Helper()
 	c, done, err := s.Begin(e.ctx, key, fp)
 	if c != nil || done != nil || !errors.Is(err, want) {

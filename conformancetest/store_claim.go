@@ -173,7 +173,7 @@ func storyOtherPayload(e *env) {
 	for _, key := range e.inStates(stores[0]) {
 		before := e.lookup(stores[0], key)
 		begin := func(what string, s *idem.Store) {
-			refusal := e.refused(s, key, otherPayload, idem.ErrMismatch)
+			refusal := e.refusal(s, key, otherPayload, idem.ErrMismatch)
 			if refusal.Record.Result.Body != nil || refusal.Record.Checkpoint != nil {
 				e.errorf("%s of the key that is %s, with another payload, was told the first one's answer", what, key)
 			}
@@ -250,7 +250,7 @@ func storyInFlight(e *env) {
 	c := e.claim(s, "k", payload)
 	for range 3 {
 		e.refused(s, "k", payload, idem.ErrInProgress)
-		if refusal := e.refused(s, "k", otherPayload, idem.ErrMismatch); refusal.RetryAfter() != 0 {
+		if refusal := e.refusal(s, "k", otherPayload, idem.ErrMismatch); refusal.RetryAfter() != 0 {
 			e.errorf("a caller with another payload is told to come back after %v", refusal.RetryAfter())
 		}
 	}
@@ -355,7 +355,7 @@ func storyFence(e *env) {
 		c = next("Release", i)
 		e.is("Extend", stores[i%2].Extend(e.ctx, c), nil)
 		e.is("Abandon", stores[i%2].Abandon(e.ctx, c), nil)
-		c = next("Abandon", i+1)
+		next("Abandon", i+1)
 		e.clock.pass(lease)
 		c = next("a takeover", i)
 		e.is("Complete", stores[i%2].Complete(e.ctx, c, text("done")), nil)

@@ -225,7 +225,7 @@ func storyPanic(e *env) {
 		gone := make(chan any)
 		go func() {
 			defer func() { gone <- recover() }()
-			s.Do(e.ctx, what, payload, func(context.Context, *idem.Claim) (idem.Result, error) {
+			_, _ = s.Do(e.ctx, what, payload, func(context.Context, *idem.Claim) (idem.Result, error) {
 				crash()
 				return idem.Result{}, nil
 			})

@@ -38,7 +38,7 @@ func (e *env) holding(keys ...string) (*idem.Store, []*idem.Claim) {
 func storyHold(e *env) {
 	s, claims := e.holding("k", "late")
 	for range 2 {
-		refusal := e.refused(s, "k", payload, idem.ErrUnresolved)
+		refusal := e.refusal(s, "k", payload, idem.ErrUnresolved)
 		if errors.Is(refusal, idem.ErrInProgress) || refusal.RetryAfter() != 0 {
 			e.errorf("an unresolved attempt looks like a running one: %v", refusal)
 		}

@@ -66,8 +66,25 @@ func storyScopesJoin(e *env) {
 	own := make(map[string]*idem.Store)
 	var names []string
 	for _, pair := range [][2]string{
-		{"", "a:b:c"}, {"a", "b:c"}, {"a:b", "c"}, {"a:", "b:c"}, {"a", ":b:c"}, {"a:b:", "c"}, {"a", "c"}, {"a/b", "c"}, {"a", "b/c"},
-		{"{a}", "b"}, {"a", "{b}"}, {"", "a b"}, {"a", "b"}, {"a ", "b"}, {"a", " b"}, {"A", "b"}, {"%", "b"}, {"*", "b"}, {"a_", "b"},
+		{"", "a:b:c"},
+		{"a", "b:c"},
+		{"a:b", "c"},
+		{"a:", "b:c"},
+		{"a", ":b:c"},
+		{"a:b:", "c"},
+		{"a", "c"},
+		{"a/b", "c"},
+		{"a", "b/c"},
+		{"{a}", "b"},
+		{"a", "{b}"},
+		{"", "a b"},
+		{"a", "b"},
+		{"a ", "b"},
+		{"a", " b"},
+		{"A", "b"},
+		{"%", "b"},
+		{"*", "b"},
+		{"a_", "b"},
 	} {
 		scoped := s
 		if pair[0] != "" {
