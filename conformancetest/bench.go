@@ -13,12 +13,13 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// Bench measures a Store on the storage of h, of which it uses New only. One
-// operation is what its name says: a Pair is Begin and Complete of a fresh key
-// with a result of 256 bytes, a Replay is Begin of a completed key, a Refusal
-// Begin of a key that is in progress, a Takeover Abandon and the Begin after
-// it, a Sweep the deletion of one expired record. The last part of the name is
-// the number of callers at once.
+// Bench measures a Store on the storage of h, of which it uses New, and Advance
+// where it is set. One operation is what its name says: a Pair is Begin and
+// Complete of a fresh key with a result of 256 bytes, a Replay is Begin of a
+// completed key, a Refusal Begin of a key that is in progress, a Takeover
+// Abandon and the Begin after it, a Sweep the deletion of one expired record,
+// in batches of 1,000. The last part of the name is the number of callers at
+// once.
 //
 // Run it with -count=10 and compare with benchstat.
 func Bench(b *testing.B, h Harness) {
@@ -28,12 +29,7 @@ func Bench(b *testing.B, h Harness) {
 	for _, m := range measures {
 		for _, callers := range m.callers {
 			b.Run(fmt.Sprintf("%s/callers=%d", m.name, callers), func(b *testing.B) {
-				backend := h.New(b)
-				s, err := idem.New(backend, nil)
-				if err != nil {
-					b.Fatal(err)
-				}
-				do, err := m.prepare(b, s, backend)
+				do, err := m.prepare(b, h, h.New(b))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -46,11 +42,14 @@ func Bench(b *testing.B, h Harness) {
 	}
 }
 
-// A measure is one benchmark: prepare returns the n-th operation.
+// An operation is what a benchmark does for the n-th time.
+type operation = func(ctx context.Context, n int) error
+
+// A measure is one benchmark.
 type measure struct {
 	name    string
 	callers []int
-	prepare func(b *testing.B, s *idem.Store, backend idem.Backend) (func(ctx context.Context, n int) error, error)
+	prepare func(b *testing.B, h Harness, backend idem.Backend) (operation, error)
 }
 
 var measures = []measure{
@@ -64,12 +63,13 @@ var measures = []measure{
 }
 
 // spread has callers goroutines do b.N operations between them.
-func spread(b *testing.B, callers int, do func(ctx context.Context, n int) error) error {
+func spread(b *testing.B, callers int, do operation) error {
 	ctx, cancel := context.WithCancelCause(b.Context())
 	defer cancel(nil)
 	var next atomic.Int64
 	var all sync.WaitGroup
 	b.ResetTimer()
+	b.StartTimer()
 	for range min(callers, b.N) {
 		all.Go(func() {
 			for ctx.Err() == nil {
@@ -88,6 +88,15 @@ func spread(b *testing.B, callers int, do func(ctx context.Context, n int) error
 	return context.Cause(ctx)
 }
 
+// benchStore returns a Store whose leases outlast the benchmark.
+func benchStore(b *testing.B, backend idem.Backend) *idem.Store {
+	s, err := idem.New(backend, &idem.Options{Lease: 24 * time.Hour})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
 var benchResult = idem.Result{Code: 200, Body: make([]byte, 256)}
 
 // freshKeys returns keys of 37 bytes, none of which was there before.
@@ -96,7 +105,8 @@ func freshKeys() func(n int) string {
 	return func(n int) string { return fmt.Sprintf("%s-%010d", prefix, n) }
 }
 
-func benchPair(_ *testing.B, s *idem.Store, _ idem.Backend) (func(context.Context, int) error, error) {
+func benchPair(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	key := freshKeys()
 	return func(ctx context.Context, n int) error {
 		c, _, err := s.Begin(ctx, key(n), payload)
@@ -107,7 +117,8 @@ func benchPair(_ *testing.B, s *idem.Store, _ idem.Backend) (func(context.Contex
 	}, nil
 }
 
-func benchDo(_ *testing.B, s *idem.Store, _ idem.Backend) (func(context.Context, int) error, error) {
+func benchDo(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	key := freshKeys()
 	return func(ctx context.Context, n int) error {
 		_, err := s.Do(ctx, key(n), payload, func(context.Context, *idem.Claim) (idem.Result, error) { return benchResult, nil })
@@ -129,7 +140,8 @@ func held(b *testing.B, s *idem.Store, n int) ([]*idem.Claim, error) {
 	return claims, nil
 }
 
-func benchReplay(b *testing.B, s *idem.Store, _ idem.Backend) (func(context.Context, int) error, error) {
+func benchReplay(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	claims, err := held(b, s, 1000)
 	for _, c := range claims {
 		if err == nil {
@@ -145,11 +157,8 @@ func benchReplay(b *testing.B, s *idem.Store, _ idem.Backend) (func(context.Cont
 	}, err
 }
 
-func benchRefusal(b *testing.B, _ *idem.Store, backend idem.Backend) (func(context.Context, int) error, error) {
-	s, err := idem.New(backend, &idem.Options{Lease: 24 * time.Hour}) // outlasts the benchmark
-	if err != nil {
-		return nil, err
-	}
+func benchRefusal(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	claims, err := held(b, s, 100)
 	return func(ctx context.Context, n int) error {
 		if _, _, err := s.Begin(ctx, claims[n%len(claims)].Key, payload); !errors.Is(err, idem.ErrInProgress) {
@@ -159,7 +168,8 @@ func benchRefusal(b *testing.B, _ *idem.Store, backend idem.Backend) (func(conte
 	}, err
 }
 
-func benchTakeover(_ *testing.B, s *idem.Store, _ idem.Backend) (func(context.Context, int) error, error) {
+func benchTakeover(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	key := freshKeys()
 	var idle sync.Pool // of claims; each caller goes on with one that nobody uses
 	return func(ctx context.Context, n int) (err error) {
@@ -180,41 +190,42 @@ func benchTakeover(_ *testing.B, s *idem.Store, _ idem.Backend) (func(context.Co
 	}, nil
 }
 
-func benchExtend(b *testing.B, s *idem.Store, _ idem.Backend) (func(context.Context, int) error, error) {
+func benchExtend(b *testing.B, _ Harness, backend idem.Backend) (operation, error) {
+	s := benchStore(b, backend)
 	claims, err := held(b, s, 512)
 	return func(ctx context.Context, n int) error {
 		return s.Extend(ctx, claims[n%len(claims)])
 	}, err
 }
 
-// benchSweep deletes in batches of 1,000.
-func benchSweep(b *testing.B, _ *idem.Store, backend idem.Backend) (func(context.Context, int) error, error) {
+// benchSweep deletes what has expired, most of which a storage that cleans up by
+// itself may have done before: the metric tells how much was left.
+func benchSweep(b *testing.B, h Harness, backend idem.Backend) (operation, error) {
 	key := freshKeys()
-	var next, swept atomic.Int64
-	var all sync.WaitGroup
-	var failed atomic.Value
-	for range 64 { // so that the storage may write in groups
-		all.Go(func() {
-			for n := int(next.Add(1)); n <= b.N; n = int(next.Add(1)) {
-				r := newRecord(idem.Completed)
-				r.TTL = 1
-				if _, err := backend.Swap(b.Context(), key(n), "", r); err != nil {
-					failed.Store(err)
-					return
-				}
-			}
-		})
+	ttl := time.Duration(1)
+	if h.Advance != nil {
+		ttl = time.Hour
 	}
-	all.Wait()
-	if err, ok := failed.Load().(error); ok {
+	err := spread(b, 64, func(ctx context.Context, n int) error { // so that it may write in groups
+		r := newRecord(idem.Completed)
+		r.TTL = ttl
+		_, err := backend.Swap(ctx, key(n), "", r)
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
+	if h.Advance != nil {
+		h.Advance(b, backend, ttl)
+	}
+	deleted := 0
+	b.Cleanup(func() { b.ReportMetric(float64(deleted)/float64(b.N), "deleted/op") })
 	return func(ctx context.Context, n int) error {
 		if n%1000 != 1 {
 			return nil
 		}
-		deleted, err := backend.Sweep(ctx, 1000)
-		swept.Add(int64(deleted))
+		d, err := backend.Sweep(ctx, 1000)
+		deleted += d // there is one caller
 		return err
 	}, nil
 }

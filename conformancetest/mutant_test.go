@@ -89,7 +89,7 @@ var mutants = []struct {
 	{fault: "lists any prefix", caughtBy: "Lister/Prefix"},
 	{fault: "lists prefixes of any case", caughtBy: "Lister/Prefix"},
 	{fault: "lists any status", caughtBy: "Lister/Status"},
-	{fault: "lists what is not lapsed", caughtBy: "Lister/Lapsed"},
+	{fault: "lists what is not lapsed", caughtBy: "Lister/Lapsed Store/LS-6/ListLapsed"},
 
 	{fault: "watches for ever", caughtBy: "Watcher/Change Watcher/ChangeByPeer Watcher/Many Store/Do/Waiters"},
 	{fault: "watches what has changed already", caughtBy: "Watcher/AtOnce"},

@@ -17,6 +17,7 @@ var holdCases = []testCase{
 	{name: "LS-6/Resolve", rule: "Resolve records the outcome of a lapsed attempt, and of no other.", timed: true, run: storyResolve},
 	{name: "LS-6/Forget", rule: "Forget frees the key of a lapsed attempt, and of no other.", timed: true, run: storyForget},
 	{name: "LS-6/Reclaim", rule: "Reclaim takes over a lapsed attempt to find out; Release of its claim frees the key.", timed: true, run: storyReclaim},
+	{name: "LS-6/ListLapsed", rule: "What a listing of lapsed claims returns can be reclaimed.", needs: needLister, timed: true, run: storyListLapsed},
 	{name: "LS-6/TakeoverRelease", rule: ruleTellsFor, timed: true, run: storyTakeoverRelease},
 }
 
@@ -160,4 +161,34 @@ func storyTakeoverRelease(e *env) {
 	}
 	e.is("Forget", s.Forget(e.ctx, "k", 3), nil)
 	e.claim(s, "k", otherPayload)
+}
+
+// storyListLapsed is what a janitor does: list, take apart, reclaim.
+func storyListLapsed(e *env) {
+	s, _ := e.holding("unscoped")
+	scoped := s.Scoped("org").Scoped("tenant")
+	var stored moment
+	for _, key := range []string{"a", "b"} {
+		e.is("Abandon", scoped.Abandon(e.ctx, e.claim(scoped, key, payload)), nil)
+	}
+	stored = e.clock.during(func() { e.claim(scoped, "running", payload) })
+	e.done(scoped, "completed", payload, text("done"))
+	reclaimed := 0
+	for _, entry := range e.list(e.b.(idem.Lister), idem.Query{Prefix: idem.ScopePrefix("org"), Lapsed: true, Limit: 1}) {
+		scope, key := idem.SplitKey(entry.Key)
+		if len(scope) != 2 || scope[0] != "org" || scope[1] != "tenant" {
+			e.errorf("the entry %q is in the scope %q", entry.Key, scope)
+		}
+		if key == "running" && e.clock.now()-stored.from >= lease {
+			e.inconclusive()
+		}
+		c, err := s.Scoped(scope[0]).Scoped(scope[1]).Reclaim(e.ctx, key, entry.Record.Attempt)
+		e.is("Reclaim of a listed entry", err, nil)
+		e.is("Complete", scoped.Complete(e.ctx, c, text("found out")), nil)
+		e.replay(scoped, key, text("found out"))
+		reclaimed++
+	}
+	if reclaimed != 2 {
+		e.errorf("%d lapsed attempts of the scope were listed, want 2", reclaimed)
+	}
 }

@@ -23,6 +23,7 @@ var leaseCases = []testCase{
 	{name: "LS-4/LapsedClaim", rule: ruleLapsed, timed: true, run: storyLapsedClaim},
 	{name: "LS-4/Extend", rule: "Extend gives the claim a new lease from now.", timed: true, run: storyExtend},
 	{name: "RD-4/Vanished", rule: "A claim whose record is gone is lost, which shows at the next write.", timed: true, run: storyVanished},
+	{name: "TM-1/ClockSetBack", rule: "A clock that is set back makes no wait longer than the lease and takes nothing away.", needs: needAdvance, run: storyClockSetBack},
 	{name: "TM-3/Lease", rule: "A lease ends when it is over: no sooner, and not in another unit.", run: storyLease},
 	{name: "TM-3/Durations", rule: "Durations out of range are ErrOptions; tiny ones are rounded up, never to none.", run: storyDurations},
 	{name: "TwoStores", rule: "Stores with other options share a backend: each claim keeps its own lease, each Store its own policy.", timed: true, run: storyTwoStores},
@@ -272,6 +273,27 @@ func storyVanished(e *env) {
 	e.want("Lookup after that", e.lookup(stores[1], "lonely"), idem.Record{})
 	e.is("Complete of a claim that has vanished", stores[0].Complete(e.ctx, lonely, text("late")), idem.ErrLost)
 	e.want("Lookup after that", e.lookup(stores[1], "lonely"), idem.Record{})
+}
+
+func storyClockSetBack(e *env) {
+	stores := e.stores(2)
+	c, slow := e.claim(stores[0], "k", payload), e.claim(stores[0], "slow", payload)
+	e.clock.pass(-5 * time.Hour)
+	e.refused(stores[1], "k", payload, idem.ErrInProgress)
+	e.is("Extend", stores[0].Extend(e.ctx, c), nil)
+	e.refused(stores[1], "k", payload, idem.ErrInProgress)
+	e.is("Complete", stores[0].Complete(e.ctx, c, text("done")), nil)
+	e.clock.pass(-5 * time.Hour)
+	e.sweep(100)
+	e.replay(stores[1], "k", text("done"))
+	// A lease ends after what the clock was set back by and its own length.
+	e.clock.pass(10*time.Hour + lease)
+	if c := e.claim(stores[1], "slow", payload); !c.Takeover {
+		e.errorf("the claim after a lease that is over has no Takeover")
+	}
+	e.is("Complete of a claim that was taken over", stores[0].Complete(e.ctx, slow, text("slow")), idem.ErrLost)
+	e.clock.pass(retention)
+	e.want("Lookup after the retention", e.lookup(stores[1], "k"), idem.Record{})
 }
 
 // storyLease has a lease of one and a half seconds, which is neither one nor

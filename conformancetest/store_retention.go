@@ -77,7 +77,7 @@ func storySlowClaim(e *env) {
 }
 
 func storySweepBesideClaims(e *env) {
-	const n = 10
+	n := rounds(40)
 	s := e.store(e.b, nil)
 	each := func(what string, do func(key string)) {
 		for i := range n {
