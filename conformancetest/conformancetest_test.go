@@ -7,9 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
 )
+
+// The suite leaves no goroutine behind, whatever a backend does.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // memoryHarness waits instead of moving a clock.
 var memoryHarness = Harness{
@@ -47,7 +52,7 @@ func TestSkipsByName(t *testing.T) {
 				continue
 			}
 			skipped[c.needs]++
-			r := try(t, c, bare)
+			r := verdict(t, c, bare)
 			if r.failed || !strings.HasPrefix(r.skipped, "not tested: ") || !strings.Contains(r.skipped, string(c.needs)) {
 				t.Errorf("%s/%s was skipped with %q, want the name of %s", g.name, c.name, r.skipped, c.needs)
 			}
@@ -65,7 +70,7 @@ func TestHangingCaseFails(t *testing.T) {
 	hang := make(chan struct{})
 	h := memoryHarness
 	h.limits = limits{whole: 20 * time.Millisecond, prompt: 20 * time.Millisecond}
-	r := try(t, testCase{name: "Hang", rule: "It ends.", run: func(*env) { <-hang }}, h)
+	r := verdict(t, testCase{name: "Hang", rule: "It ends.", run: func(*env) { <-hang }}, h)
 	close(hang)
 	text := strings.Join(r.said, "\n")
 	if !r.failed || !strings.Contains(text, "TestHangingCaseFails") || !strings.Contains(text, "It ends.") {
@@ -77,7 +82,7 @@ func TestHangingCaseFails(t *testing.T) {
 // that is over.
 func TestLateReportsAreDropped(t *testing.T) {
 	var e *env
-	r := try(t, testCase{name: "Late", rule: "Nothing.", run: func(env *env) { e = env }}, memoryHarness)
+	r := verdict(t, testCase{name: "Late", rule: "Nothing.", run: func(env *env) { e = env }}, memoryHarness)
 	e.errorf("late")
 	if r.failed {
 		t.Errorf("a report after the end was counted: %v", r.said)
@@ -87,7 +92,7 @@ func TestLateReportsAreDropped(t *testing.T) {
 // A case that real time has overtaken is tried again, and is no pass.
 func TestInconclusiveIsNoPass(t *testing.T) {
 	tries := 0
-	r := try(t, testCase{name: "Slow", rule: "It is fast.", timed: true, run: func(e *env) {
+	r := verdict(t, testCase{name: "Slow", rule: "It is fast.", timed: true, run: func(e *env) {
 		tries++
 		e.inconclusive()
 	}}, memoryHarness)

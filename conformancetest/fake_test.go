@@ -29,6 +29,7 @@ type storage struct {
 	optimistic bool
 
 	writer chan struct{} // holds the right to write
+	closed chan struct{} // at the end of the test
 	began  time.Time
 
 	mu      sync.Mutex
@@ -63,7 +64,7 @@ type tx struct {
 
 func newStorage(f fault) *storage {
 	return &storage{
-		fault: f, writer: make(chan struct{}, 1), began: time.Now(),
+		fault: f, writer: make(chan struct{}, 1), closed: make(chan struct{}), began: time.Now(),
 		records: make(map[string]entry), changed: make(chan struct{}),
 	}
 }
@@ -73,8 +74,9 @@ func (s *storage) is(fs ...fault) bool { return slices.Contains(fs, s.fault) }
 // harness returns a Harness with everything, whose storages have the fault.
 func harness(f fault, options ...func(*storage)) Harness {
 	return Harness{
-		New: func(testing.TB) idem.Backend {
+		New: func(t testing.TB) idem.Backend {
 			s := newStorage(f)
+			t.Cleanup(func() { close(s.closed) })
 			for _, set := range options {
 				set(s)
 			}

@@ -111,7 +111,7 @@ func TestMutants(t *testing.T) {
 			h.limits = limits{whole: 4 * time.Second, prompt: 300 * time.Millisecond}
 			for _, name := range strings.Fields(m.caughtBy) {
 				c := find(t, name)
-				r := try(t, c, h)
+				r := verdict(t, c, h)
 				if !r.failed {
 					t.Errorf("%s passed on a backend that %s", name, m.fault)
 				}
@@ -151,8 +151,8 @@ func find(t *testing.T, name string) testCase {
 	return testCase{}
 }
 
-// try runs one case and returns what it reported, instead of failing.
-func try(t *testing.T, c testCase, h Harness) *recorder {
+// verdict runs one case and returns what it reported, instead of failing.
+func verdict(t *testing.T, c testCase, h Harness) *recorder {
 	t.Helper()
 	r := &recorder{TB: t}
 	done := make(chan struct{})

@@ -133,6 +133,14 @@ func storyFinishedStays(e *env) {
 			e.is("Release with "+what, stores[0].Release(e.ctx, c), idem.ErrLost)
 		}
 		e.is("Forget of a completed attempt", stores[0].Forget(e.ctx, "k", 1), idem.ErrCompleted)
+		if e.h.InTx != nil {
+			err := e.inTx(func(tx idem.Backend) error {
+				e.replay(stores[0].With(tx), "k", want)
+				e.refused(stores[0].With(tx), "k", otherPayload, idem.ErrMismatch)
+				return nil
+			})
+			e.is("a transaction that was told the result", err, nil)
+		}
 		if i == 0 {
 			e.clock.pass(6 * time.Hour)
 		}
