@@ -28,7 +28,15 @@ func TestMemory(t *testing.T) { Run(t, memoryHarness) }
 // nothing of it is left untested.
 func TestFake(t *testing.T) { Run(t, harness("")) }
 
-func TestFakeOptimistic(t *testing.T) { Run(t, harness("", optimistic)) }
+func TestFakeOptimistic(t *testing.T) {
+	for _, g := range groups {
+		for _, c := range g.cases {
+			if c.needs == needInTx {
+				t.Run(g.name+"/"+c.name, func(t *testing.T) { c.check(t, harness("", optimistic)) })
+			}
+		}
+	}
+}
 
 func TestFakeIsTestedWhole(t *testing.T) {
 	h := harness("")
