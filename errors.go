@@ -222,6 +222,11 @@ func ambiguous(err error) bool {
 	return errors.Is(classify(err), ErrUnavailable) && !hasNoEffect(err)
 }
 
+// notAsked is the error of a call whose context was done before it began.
+func notAsked(ctx context.Context) error {
+	return classify(fmt.Errorf("it was not asked: %w", contextError(ctx)))
+}
+
 // contextError returns why ctx is done, the cause included.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)

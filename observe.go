@@ -1,0 +1,39 @@
+package idem
+
+import (
+	"context"
+	"time"
+)
+
+// An Event tells how one operation of a Store ended. Do is reported as well as
+// the operations it consists of.
+type Event struct {
+	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait" or "do"
+	Key string // as it was given to the Store
+
+	// Scope has the levels of the Store's scope joined by U+001F, as they are
+	// stored; ScopePrefix and SplitKey speak the same language.
+	Scope string
+
+	Attempt  int  // of the claim or of the record that was found; 0 if there is none
+	Takeover bool // the claim took over from an attempt without a known outcome
+	Replayed bool // the answer is a stored result
+	Err      error
+	Elapsed  time.Duration
+}
+
+// observe reports an operation with what it was about: a claim, or a record.
+func (s *Store) observe(ctx context.Context, op, key string, start time.Time, c *Claim, found *Record, err error) {
+	if s.opts.Observe == nil {
+		return
+	}
+	e := Event{Op: op, Key: key, Scope: s.scope, Err: err, Elapsed: time.Since(start)}
+	if found != nil {
+		e.Attempt = found.Attempt
+		e.Replayed = found.Status == Completed && (op == "begin" || op == "do")
+	}
+	if c != nil {
+		e.Attempt, e.Takeover = c.Attempt, c.Takeover
+	}
+	s.opts.Observe(ctx, e)
+}

@@ -1,0 +1,161 @@
+package idem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// How a running duplicate is asked after where the storage cannot tell by
+// itself: soon at first, ten times a second in the end, whatever the number of
+// those who wait.
+const (
+	firstPoll = 5 * time.Millisecond
+	lastPoll  = 100 * time.Millisecond
+)
+
+// Wait returns nil when no attempt is running under key: it is completed, was
+// released, its lease ran out, or it was never there. It returns
+// [ErrInProgress] at once with Options.NoWait or in a transaction, and an error
+// that is ErrInProgress and the context's if ctx is done before. Do waits by
+// itself.
+func (s *Store) Wait(ctx context.Context, key string) error {
+	start := time.Now()
+	present, err := s.get(ctx, "wait", key)
+	if err == nil {
+		present, err = s.await(ctx, "wait", key, present)
+	}
+	s.observe(ctx, "wait", key, start, nil, &present, err)
+	return err
+}
+
+// await returns the first record that is not a running attempt's.
+func (s *Store) await(ctx context.Context, op, key string, present Record) (Record, error) {
+	if present.LeaseLeft() == 0 {
+		return present, nil
+	}
+	if s.opts.NoWait || s.bound {
+		return present, s.fail(op, key, present, ErrInProgress)
+	}
+	after, err := s.waits.await(ctx, s.backend, storedKey(s.scope, key), present)
+	if err == nil {
+		return after, nil
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrInProgress, contextError(ctx))
+	}
+	return present, s.fail(op, key, present, err)
+}
+
+// waits has what this Store, and all that were made from it, wait for: one
+// watcher per key, however many wait.
+type waits struct {
+	mu    sync.Mutex
+	byKey map[string]*wait
+}
+
+func newWaits() *waits {
+	return &waits{byKey: make(map[string]*wait)}
+}
+
+// A wait is the common wait for one running attempt.
+type wait struct {
+	waiting int
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when after and err are set
+	after   Record
+	err     error
+}
+
+func (ws *waits) await(ctx context.Context, b Backend, stored string, present Record) (Record, error) {
+	ws.mu.Lock()
+	w := ws.byKey[stored]
+	if w == nil {
+		w = &wait{done: make(chan struct{})}
+		var watching context.Context
+		watching, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
+		ws.byKey[stored] = w
+		go func() {
+			defer w.cancel()
+			w.after, w.err = watch(watching, b, stored, present)
+			ws.forget(stored, w)
+			close(w.done)
+		}()
+	}
+	w.waiting++
+	ws.mu.Unlock()
+
+	select {
+	case <-w.done:
+		return w.after.Clone(), w.err
+	case <-ctx.Done():
+		ws.leave(stored, w)
+		return Record{}, ctx.Err()
+	}
+}
+
+// leave takes a caller off a wait. With the last one it ends, and whoever comes
+// next begins another.
+func (ws *waits) leave(stored string, w *wait) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if w.waiting--; w.waiting == 0 {
+		w.cancel()
+		ws.remove(stored, w)
+	}
+}
+
+// forget takes off a wait that has its answer.
+func (ws *waits) forget(stored string, w *wait) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.remove(stored, w)
+}
+
+func (ws *waits) remove(stored string, w *wait) {
+	if ws.byKey[stored] == w {
+		delete(ws.byKey, stored)
+	}
+}
+
+// watch returns the first record under the key that is not a running attempt's.
+// It gives up if the storage fails for longer than a claim would be repeated.
+func watch(ctx context.Context, b Backend, stored string, present Record) (Record, error) {
+	watcher, _ := b.(Watcher)
+	var failing time.Time
+	for delay := firstPoll; present.LeaseLeft() > 0; {
+		told := watcher != nil && watchOnce(ctx, watcher, stored, present)
+		if !told {
+			// A lease that is nearly over is waited for, not polled for.
+			pause(ctx, min(delay, present.LeaseLeft()+time.Millisecond))
+			delay = min(2*delay, lastPoll)
+		}
+		if ctx.Err() != nil {
+			return Record{}, ctx.Err()
+		}
+		got, err := b.Get(ctx, stored)
+		switch {
+		case err == nil:
+			if told && got.Token == present.Token {
+				watcher = nil // it returned early; ask in intervals from now on
+			}
+			present, failing = got, time.Time{}
+		case failing.IsZero():
+			failing = time.Now()
+		case time.Since(failing) > repeatFor:
+			return Record{}, classify(err)
+		}
+	}
+	return present, nil
+}
+
+// watchOnce waits until the watcher tells of a change, or until the lease is
+// over, which nobody tells. It reports whether the storage could be watched.
+func watchOnce(ctx context.Context, w Watcher, stored string, present Record) bool {
+	ctx, cancel := context.WithTimeout(ctx, present.LeaseLeft()+time.Millisecond)
+	defer cancel()
+	err := w.Watch(ctx, stored, present.Token)
+	return err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil
+}
