@@ -1,6 +1,6 @@
 module github.com/idem-go/idem
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/alecthomas/kong v1.17.0

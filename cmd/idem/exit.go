@@ -95,7 +95,7 @@ func (t target) refused(verb string, err error) error {
 	case errors.Is(err, idem.ErrMismatch):
 		return fail(exitMismatch,
 			"use another key for another operation; to see what is stored: "+t.commandLine("show"),
-			"%v belongs to another command or other input: attempt %d is %s; nothing was run", t, record.Attempt, state(record))
+			"%v belongs to another command or other input: attempt %d %s; nothing was run", t, record.Attempt, state(record))
 	case errors.Is(err, idem.ErrInProgress):
 		return fail(exitInProgress,
 			"run the same command again later, or without --no-wait to wait for the result",
@@ -103,7 +103,7 @@ func (t target) refused(verb string, err error) error {
 	case errors.Is(err, idem.ErrUnresolved):
 		return fail(exitUnresolved,
 			"find out whether it had its effect. If not, run the same command with --on-lapse takeover. If it had, leave it: the key stays held. See: "+t.commandLine("show"),
-			"%v: attempt %d ended without a known outcome, last heard of %v ago, and is held; nothing was run", t, record.Attempt, brief(record.Age))
+			"%v: attempt %d %s, and is held; nothing was run", t, record.Attempt, state(record))
 	case errors.Is(err, idem.ErrCorrupt), errors.Is(err, idem.ErrStoreLost):
 		return fail(exitDamaged,
 			"the file was left as it is: restore it, or find out what has been done before you begin a new one with --store",

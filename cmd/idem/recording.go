@@ -55,14 +55,14 @@ type recorder struct {
 
 	mu     sync.Mutex
 	data   []byte
-	runs   []run // how data is divided between the channels
+	spans  []span // how data is divided between the channels
 	size   [channels]int64
 	failed [channels]error // of writing to out
 	full   bool
 }
 
-// A run is a number of bytes that came from one channel.
-type run struct {
+// A span is a number of bytes that came from one channel.
+type span struct {
 	from channel
 	n    int
 }
@@ -93,16 +93,16 @@ func (r *recorder) keep(from channel, p []byte) {
 	if r.full {
 		return
 	}
-	last := len(r.runs) - 1
-	if last >= 0 && r.runs[last].from == from {
-		r.runs[last].n += len(p)
+	last := len(r.spans) - 1
+	if last >= 0 && r.spans[last].from == from {
+		r.spans[last].n += len(p)
 	} else {
-		r.runs = append(r.runs, run{from, len(p)})
+		r.spans = append(r.spans, span{from, len(p)})
 	}
-	// In the encoding a run takes a byte at least, besides its data; the exact
+	// In the encoding a span takes a byte at least, besides its data; the exact
 	// size is known only at the end.
-	if len(r.data)+len(p)+len(r.runs) > r.limit {
-		r.full, r.data, r.runs = true, nil, nil
+	if len(r.data)+len(p)+len(r.spans) > r.limit {
+		r.full, r.data, r.spans = true, nil, nil
 		return
 	}
 	r.data = append(r.data, p...)
@@ -118,7 +118,7 @@ func (r *recorder) result(code int) idem.Result {
 		metaStderr: fmt.Sprint(r.size[stderr]),
 	}}
 	if !r.full {
-		res.Body = encode(r.runs, r.data)
+		res.Body = encode(r.spans, r.data)
 	}
 	if r.full || len(res.Body) > r.limit {
 		res.Body, res.Omitted = nil, true
@@ -138,15 +138,15 @@ func (r *recorder) undelivered() error {
 	return nil
 }
 
-// encode returns the body of a recording: the number of runs, each run as its
+// encode returns the body of a recording: the number of spans, each span as its
 // length doubled plus its channel, all of them varints, and then the data of
-// all runs. No output at all is an empty body.
-func encode(runs []run, data []byte) []byte {
-	if len(runs) == 0 {
+// all spans. No output at all is an empty body.
+func encode(spans []span, data []byte) []byte {
+	if len(spans) == 0 {
 		return nil
 	}
-	b := binary.AppendUvarint(nil, uint64(len(runs)))
-	for _, r := range runs {
+	b := binary.AppendUvarint(nil, uint64(len(spans)))
+	for _, r := range spans {
 		b = binary.AppendUvarint(b, uint64(r.n)<<1|uint64(r.from))
 	}
 	return append(b, data...)
@@ -174,7 +174,7 @@ func output(r idem.Result) ([]chunk, error) {
 // decode takes a body that encode has made apart.
 func decode(b []byte) ([]chunk, error) {
 	count, b, ok := uvarint(b)
-	if !ok || count > uint64(len(b)) { // each run takes a byte at least
+	if !ok || count > uint64(len(b)) { // each span takes a byte at least
 		return nil, errRecording
 	}
 	lengths := b
