@@ -49,6 +49,12 @@ const exitTable = `Exit codes:
   With 64 to 69 and 75 to 78 nothing was run.
 `
 
+// readingHelp is what a user of show and list has to know of it.
+const readingHelp = `Exit codes: 0, or 64 for bad flags, 66 if there is no such record or no store,
+69 if the store cannot be used, 74 if the output cannot be written, 78 if the
+store is damaged. The messages are on standard error and begin with "idem:".
+`
+
 // A failure is how a subcommand ends other than with 0: the exit code, and what
 // to say about it, if anything.
 type failure struct {

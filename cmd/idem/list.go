@@ -37,7 +37,7 @@ The columns are the same:
 Exact numbers, and what else there is, are in --json. --scope lists the scopes
 below it too.
 
-` + exitTable
+` + readingHelp
 
 // Run lists what is stored.
 func (c *listCommand) Run(s *session) error {

@@ -118,13 +118,10 @@ func (s *session) getenv(name string) string {
 
 // dispatch parses the command line and runs the subcommand.
 func (s *session) dispatch(args []string) error {
-	if len(args) == 0 {
-		args = []string{"--help"}
-	}
 	var g grammar
 	// Whatever comes after the first "--" belongs to the command that is to be
 	// run, and is none of the parser's business.
-	if args[0] == "run" {
+	if len(args) > 0 && args[0] == "run" {
 		for i, a := range args {
 			if a == "--" {
 				args, g.Run.command = args[:i], args[i+1:]

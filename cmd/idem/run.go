@@ -28,7 +28,7 @@ type runCommand struct {
 	Lease     time.Duration `default:"30s" placeholder:"DURATION" help:"How long a killed idem keeps the key from others: --lease 2m. Extended while the command runs, so it need not last as long as that. Default 30s."`
 	Retention time.Duration `default:"24h" placeholder:"DURATION" help:"How long the result is replayed, 24h to 168h: --retention 72h. Default 24h."`
 	OnLapse   string        `enum:"takeover,hold" default:"takeover" placeholder:"POLICY" help:"What to do if an earlier attempt has no known outcome: takeover runs the command again and tells it so, hold refuses: --on-lapse hold. Default takeover."`
-	OkCodes   []int         `default:"0" placeholder:"CODES" help:"Exit codes with which the command is done, to be replayed: --ok-codes 0,3. Default 0."`
+	OkCodes   []int         `default:"0" placeholder:"CODE" help:"Exit codes with which the command is done, to be replayed: --ok-codes 0,3. Default 0."`
 	NoWait    bool          `help:"If another attempt is running, do not wait for its result but exit with 75."`
 	Stdin     bool          `help:"Read standard input to its end first, at most 64 MiB, and make it belong to the key: idem run --key mail-7 --stdin -- sendmail < mail."`
 	Verbose   bool          `short:"v" help:"Say what idem does even if standard error is not a terminal."`

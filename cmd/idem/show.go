@@ -23,11 +23,11 @@ type showCommand struct {
 const showUsage = "idem show KEY [FLAGS]"
 
 const showHelp = `Prints a table on a terminal, else lines of a name, a tab and a value. With
---body each line of the output follows as a line named stdout, stderr or body, in
-the order in which it was printed, with control characters escaped; --json has
+--body each line of the output follows, named stdout, stderr or body, in the
+order in which it was printed and with control characters escaped; --json has
 the exact bytes.
 
-` + exitTable
+` + readingHelp
 
 // Run shows what is stored under the key.
 func (c *showCommand) Run(s *session) error {
