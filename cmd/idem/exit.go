@@ -90,6 +90,9 @@ func badUsage(verb, fact string, args ...any) error {
 // refused explains why nothing was done for the key of t: an error that a Store
 // or the opening of its file has returned.
 func (t target) refused(verb string, err error) error {
+	if f, ok := errors.AsType[*failure](err); ok {
+		return f
+	}
 	var record idem.Record
 	cause := err
 	if e, ok := errors.AsType[*idem.Error](err); ok {
@@ -110,26 +113,33 @@ func (t target) refused(verb string, err error) error {
 		return fail(exitUnresolved,
 			"find out whether it had its effect. If not, run the same command with --on-lapse takeover. If it had, leave it: the key stays held. See: "+t.commandLine("show"),
 			"%v: attempt %d %s, and is held; nothing was run", t, record.Attempt, state(record))
-	case errors.Is(err, idem.ErrCorrupt), errors.Is(err, idem.ErrStoreLost):
-		return fail(exitDamaged,
-			"the file was left as it is: restore it, or find out what has been done before you begin a new one with --store",
-			"store %s: %v; nothing was run", t.path, trimmed(cause))
-	case errors.Is(err, idem.ErrLocked):
-		return fail(exitUnavailable,
-			"find out which process holds it and try again: fuser "+quote(t.path),
-			"store %s: %v; nothing was run", t.path, trimmed(cause))
-	case errors.Is(err, fs.ErrPermission):
-		return fail(exitUnavailable,
-			"choose a file that you may write to with --store or $IDEM_STORE",
-			"store %s: %v; nothing was run", t.path, trimmed(cause))
 	}
-	return fail(exitUnavailable,
-		"when the cause is mended, run the same command again",
-		"store %s: %v; nothing was run", t.path, trimmed(cause))
+	nothing := ""
+	if verb == "run" {
+		nothing = "; nothing was run"
+	}
+	code, hint := exitUnavailable, "when the cause is mended, give the same command again"
+	switch {
+	case errors.Is(err, idem.ErrCorrupt), errors.Is(err, idem.ErrStoreLost):
+		code, hint = exitDamaged, "the file was left as it is: restore it, or find out what has been done before you begin a new one with --store"
+	case errors.Is(err, idem.ErrLocked):
+		hint = "find out which process holds it and try again: fuser " + quote(t.path)
+	case errors.Is(err, fs.ErrPermission):
+		hint = "choose a file that you may use with --store or $IDEM_STORE"
+	}
+	return fail(code, hint, "store %s: %s%s", t.path, t.trimmed(cause), nothing)
 }
 
-// trimmed returns err without the name of this program, which stands in front
-// of every message already.
+// trimmed returns what err says without what stands in front of it already: the
+// name of the program and of the store file.
+func (t target) trimmed(err error) string {
+	s := trimmed(err)
+	for _, front := range []string{"open " + t.path + ": ", t.path + ": "} {
+		s = strings.TrimPrefix(s, front)
+	}
+	return s
+}
+
 func trimmed(err error) string {
 	return strings.TrimPrefix(err.Error(), "idem: ")
 }
