@@ -41,11 +41,17 @@ type Claim struct {
 	leasedAt time.Time // when the write that began the present lease was sent
 }
 
+// Bytes of randomness in a token: 128 bits name the attempt, and do not meet by
+// chance; 64 bits tell the writes of one attempt apart.
+const (
+	idBytes    = 16
+	writeBytes = 8
+)
+
 // newClaim returns a claim of a new attempt. Its identity is drawn before the
-// first packet, so that a claim whose answer is lost is recognised. 128 random
-// bits do not meet by chance.
+// first packet, so that a claim whose answer is lost is recognised.
 func newClaim(stored, key string) *Claim {
-	var id [16]byte
+	var id [idBytes]byte
 	rand.Read(id[:])
 	return &Claim{
 		Key:    stored[len(stored)-len(key):],
@@ -57,12 +63,12 @@ func newClaim(stored, key string) *Claim {
 // newToken returns the name of one write of an attempt. Every write has its own:
 // two copies of one claim would otherwise take each other's writes for theirs.
 func newToken(attemptID string) string {
-	var random [8]byte
+	var random [writeBytes]byte
 	rand.Read(random[:])
-	b := make([]byte, 0, len(attemptID)+1+11)
-	b = append(b, attemptID...)
-	b = append(b, '.')
-	return string(base64.RawURLEncoding.AppendEncode(b, random[:]))
+	token := make([]byte, 0, 64) // stays on the stack
+	token = append(token, attemptID...)
+	token = append(token, '.')
+	return string(base64.RawURLEncoding.AppendEncode(token, random[:]))
 }
 
 // ChildKey returns a key to send on to another system with a call that is part

@@ -105,9 +105,9 @@ func (e *Error) advice() string {
 		return fmt.Sprintf("attempt %d ended without a known outcome; find out whether it had its effect, then Resolve or Forget it", r.Attempt)
 	case errors.Is(e.Err, ErrCompleted):
 		return fmt.Sprintf("attempt %d completed %v ago; its result stands", r.Attempt, round(r.Age))
-	case errors.Is(e.Err, ErrLost) && r.Status == 0:
+	case e.Err == ErrLost && r.Status == 0:
 		return "there is no record of it; it expired, or never was"
-	case errors.Is(e.Err, ErrLost):
+	case errors.Is(e.Err, ErrLost) && r.Status != 0:
 		return fmt.Sprintf("attempt %d is %v", r.Attempt, r.Status)
 	}
 	return ""

@@ -70,12 +70,14 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	if present.Token != old || present.Token == new.Token {
 		return present.Clone(), nil
 	}
-	new = new.Clone()
 	new.Age = 0
-	b.records[strings.Clone(key)] = entry{new, b.now()}
+	if _, ok := b.records[key]; !ok {
+		key = strings.Clone(key)
+	}
+	b.records[key] = entry{new.Clone(), b.now()}
 	b.wake(key)
 	b.free(2)
-	return new.Clone(), nil
+	return new, nil
 }
 
 // wake tells those who watch key that its record has changed.

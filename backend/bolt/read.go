@@ -1,0 +1,324 @@
+package bolt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/idem-go/idem"
+)
+
+// errIndexNewer tells that a transaction began before the state that the index
+// has.
+var errIndexNewer = errors.New("the transaction is older than the index")
+
+// lookup returns the record under key, or the zero Record.
+func (c *core) lookup(ctx context.Context, key string) (r idem.Record, err error) {
+	db, err := c.acquire(ctx, reading)
+	if err != nil {
+		return idem.Record{}, err
+	}
+	defer c.release()
+	defer c.recovered(&err, debug.SetPanicOnFault(true))
+	hash := c.index.hash(key)
+	for range maxRetries {
+		tx, err := c.begin(db, false)
+		if err != nil {
+			return idem.Record{}, err
+		}
+		r, err = c.lookupIn(tx, key, hash)
+		_ = tx.Rollback()
+		if err != errIndexNewer {
+			return r, err
+		}
+		// A commit came between; the next transaction has it.
+	}
+	return idem.Record{}, c.lost("the file is older than what was read from it before")
+}
+
+// maxRetries bounds how often a reader starts again because a commit came in
+// between. It takes one for each; more means that the file has gone back.
+const maxRetries = 1000
+
+// lookupIn is lookup in a transaction that has written nothing. It returns
+// errIndexNewer if the index does not have the state of the transaction any more.
+func (c *core) lookupIn(tx *bbolt.Tx, key string, hash uint64) (idem.Record, error) {
+	root := tx.Bucket(c.bucket)
+	if root == nil {
+		return idem.Record{}, c.lost("its bucket %q is gone", c.bucket)
+	}
+	h, err := c.hints(tx, root, hash)
+	if err != nil || !h.ok {
+		return idem.Record{}, err
+	}
+	for i := -1; i < len(h.more); i++ {
+		at := h.first
+		if i >= 0 {
+			at = h.more[i]
+		}
+		v := fetch(root, at)
+		if v == nil {
+			if err := c.missing(tx, root, hash, at); err != nil {
+				return idem.Record{}, err
+			}
+			continue
+		}
+		if string(keyOf(v)) == key {
+			return c.live(v, at, key)
+		}
+		if err := verify(v, at); err != nil {
+			return idem.Record{}, c.corrupt("%v: %v", at, err)
+		}
+	}
+	return idem.Record{}, nil
+}
+
+// live decodes the record under key. An expired record is the zero Record.
+func (c *core) live(v []byte, at place, key string) (idem.Record, error) {
+	r, err := decode(v, at, c.clock.read())
+	if err != nil {
+		return idem.Record{}, c.corrupt("%v, with the key %q: %v", at, key, err)
+	}
+	if r.Expired() {
+		return idem.Record{}, nil
+	}
+	return r, nil
+}
+
+// fetch returns the stored record at a place, valid within the transaction, or
+// nil.
+func fetch(root *bbolt.Bucket, at place) []byte {
+	log := root.Bucket(at.log[:])
+	if log == nil {
+		return nil
+	}
+	return log.Get(seqKey(at.seq))
+}
+
+// hints returns where a key with the hash may be in the state of tx.
+func (c *core) hints(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64) (hints, error) {
+	x := c.index
+	for range 2 {
+		x.mu.RLock()
+		if x.txid == tx.ID() {
+			h := x.find(hash)
+			x.mu.RUnlock()
+			return h, nil
+		}
+		x.mu.RUnlock()
+		if err := c.catchUp(tx, root); err != nil {
+			return hints{}, err
+		}
+	}
+	return hints{}, errIndexNewer
+}
+
+// catchUp gives the index the state of tx, which has written nothing, by reading
+// what has been appended since the state it has. It returns errIndexNewer if the
+// index is ahead of the transaction.
+func (c *core) catchUp(tx *bbolt.Tx, root *bbolt.Bucket) error {
+	h, err := c.head(root)
+	if err != nil {
+		return err
+	}
+	x := c.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.id == ([16]byte{}) {
+		x.id = h.id
+	}
+	switch {
+	case h.id != x.id:
+		return c.lost("another store has taken its place")
+	case h.seq < x.seq:
+		return errIndexNewer
+	case h.seq > x.seq:
+		c.clock.learn(h.stamp)
+		if err := c.readTail(root, h); err != nil {
+			x.txid = unknownTx
+			return err
+		}
+		x.seq = h.seq
+	}
+	x.txid = tx.ID()
+	return nil
+}
+
+// readTail adds to the index what has been written after index.seq, or builds it
+// anew if it is empty or most of it is out of date.
+func (c *core) readTail(root *bbolt.Bucket, h head) error {
+	x := c.index
+	if x.seq == 0 {
+		return c.readAll(root, h)
+	}
+	err := c.eachRecord(root, x.seq+1, func(at place, number uint64, v []byte) error {
+		hash := x.hashBytes(keyOf(v))
+		found := x.find(hash)
+		if found.ok {
+			for _, old := range append(found.more, found.first) {
+				if fetch(root, old) == nil {
+					x.spots.remove(hash, makeSpot(x.number[old.log], old.seq))
+				}
+			}
+		}
+		x.spots.add(hash, makeSpot(number, at.seq))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	records := int(h.records)
+	switch {
+	case x.spots.n < records:
+		return c.corrupt("it has %d records, but only %d can be found", records, x.spots.n)
+	case x.spots.n > 2*records+1000:
+		return c.readAll(root, h)
+	}
+	return nil
+}
+
+// readAll builds the index from all records, and makes sure that they are the
+// ones that the head knows of.
+func (c *core) readAll(root *bbolt.Bucket, h head) error {
+	x := c.index
+	x.spots = newSpots(int(min(h.records, 1<<24)))
+	var records, sum, last uint64
+	err := c.eachRecord(root, 0, func(at place, number uint64, v []byte) error {
+		records++
+		sum += uint64(storedChecksum(v))
+		last = max(last, at.seq)
+		if stampOf(v) > h.stamp {
+			return c.corrupt("%v is newer than the file's last write", at)
+		}
+		key := keyOf(v)
+		hash := x.hashBytes(key)
+		if found := x.find(hash); found.ok {
+			for _, other := range append(found.more, found.first) {
+				if bytes.Equal(keyOf(fetch(root, other)), key) {
+					return c.corrupt("%v and %v have the same key %q", other, at, key)
+				}
+			}
+		}
+		x.spots.add(hash, makeSpot(number, at.seq))
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case records != h.records:
+		return c.corrupt("it has %d records and should have %d", records, h.records)
+	case sum != h.sum:
+		return c.corrupt("its %d records are not those that were written last", records)
+	case last > h.seq || last > maxSeq:
+		return c.corrupt("it has a record %d, which is after the last write %d", last, h.seq)
+	}
+	return nil
+}
+
+// eachRecord calls fn for all records with numbers from from on, log by log. The
+// bytes of the record have been verified. The caller holds the index.
+func (c *core) eachRecord(root *bbolt.Bucket, from uint64, fn func(at place, number uint64, v []byte) error) error {
+	return root.ForEachBucket(func(k []byte) error {
+		name, err := parseLogName(k)
+		if err != nil {
+			return c.corrupt("%v", err)
+		}
+		number, err := c.index.logNumberLocked(name)
+		if err != nil {
+			return err
+		}
+		cur := root.Bucket(k).Cursor()
+		for k, v := cur.Seek(seqKey(from)); k != nil; k, v = cur.Next() {
+			at, err := c.placeOf(name, k, v)
+			if err != nil {
+				return err
+			}
+			if err := fn(at, number, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// placeOf returns the place of a record that a cursor has met, and verifies the
+// record.
+func (c *core) placeOf(log logName, k, v []byte) (place, error) {
+	if len(k) != seqLen {
+		return place{}, c.corrupt("there is a record with the number %x in log %v", k, log)
+	}
+	at := place{log, seqOf(k)}
+	if err := verify(v, at); err != nil {
+		return at, c.corrupt("%v, with the key %q: %v", at, keyOf(v), err)
+	}
+	return at, nil
+}
+
+// missing judges a record that the index has and the transaction has not. If the
+// index has more than the file, somebody else has deleted it.
+func (c *core) missing(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64, at place) error {
+	h, err := c.head(root)
+	if err != nil {
+		return err
+	}
+	x := c.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.txid != tx.ID():
+		return errIndexNewer
+	case uint64(x.spots.n) <= h.records:
+		return c.corrupt("%v cannot be found", at)
+	}
+	x.spots.remove(hash, makeSpot(x.number[at.log], at.seq))
+	return nil
+}
+
+// head reads the head of the bucket.
+func (c *core) head(root *bbolt.Bucket) (head, error) {
+	h, err := decodeHead(root.Get(headKey))
+	if err != nil {
+		return h, c.corrupt("%v", err)
+	}
+	return h, nil
+}
+
+// scanFor returns the record under key by looking at all records of the
+// transaction, which began before the state that the index has.
+func (c *core) scanFor(tx *bbolt.Tx, key string) (r idem.Record, err error) {
+	root := tx.Bucket(c.bucket)
+	if root == nil {
+		return idem.Record{}, c.lost("its bucket %q is gone", c.bucket)
+	}
+	c.index.mu.Lock()
+	defer c.index.mu.Unlock()
+	err = c.eachRecord(root, 0, func(at place, _ uint64, v []byte) error {
+		if string(keyOf(v)) != key {
+			return nil
+		}
+		if r, err = c.live(v, at, key); err == nil {
+			err = errFound
+		}
+		return err
+	})
+	if err == errFound {
+		err = nil
+	}
+	return r, err
+}
+
+var errFound = errors.New("found")
+
+// corrupt returns an error that is idem.ErrCorrupt and names the file.
+func (c *core) corrupt(format string, args ...any) error {
+	return fmt.Errorf("bolt: %s: %w: "+format, append([]any{c.path, idem.ErrCorrupt}, args...)...)
+}
+
+// lost returns an error that is idem.ErrStoreLost and names the file.
+func (c *core) lost(format string, args ...any) error {
+	return fmt.Errorf("bolt: %s: %w: "+format, append([]any{c.path, idem.ErrStoreLost}, args...)...)
+}

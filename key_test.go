@@ -1,0 +1,195 @@
+package idem_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/backend/memory"
+)
+
+// random returns a source that a failed run can be repeated with.
+func random(t *testing.T) *rand.Rand {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("IDEM_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatalf("IDEM_SEED: %v", err)
+		}
+	}
+	t.Logf("IDEM_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+func randomHex(r *rand.Rand, n int) string {
+	b := make([]byte, (n+1)/2)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return hex.EncodeToString(b)[:n]
+}
+
+// KF-6, PE-8: one limit for all backends, checked before the storage is asked.
+func TestKF6_Keys(t *testing.T) {
+	r := random(t)
+	tests := []struct {
+		key  string
+		want string // in the error; "" = accepted
+	}{
+		{"", "the key is empty"},
+		{"k", ""},
+		{" ", ""},
+		{randomHex(r, 255), ""},
+		{strings.Repeat("é", 127), ""},
+		{randomHex(r, 256), "the key has 256 bytes, the limit is 255"},
+		{strings.Repeat("é", 128), "256 bytes"},
+		{randomHex(r, 3200), "3200 bytes"},
+		{randomHex(r, 40_000), "40000 bytes"},
+		{"a\x00b", "control character U+0000 at byte 1"},
+		{"a\x1fb", "control character U+001F"},
+		{"tab\t", "control character U+0009"},
+		{"line\n", "control character U+000A"},
+		{"\x7f", "control character U+007F"},
+		{"\u0085", "control character U+0085"},
+		{"\xff", "not valid UTF-8"},
+		{"a\xc3", "not valid UTF-8"},
+		{"\xed\xa0\x80", "not valid UTF-8"}, // a surrogate
+		{"'; drop table idem; --", ""},
+		{"%_*?[a]{x}$1\\", ""},
+	}
+	ctx := context.Background()
+	for _, scope := range []string{"", "s", strings.Repeat("s", 255)} {
+		b := newFaulty(memory.New(), nil)
+		s := open(t, b, &idem.Options{Scope: scope})
+		for _, tt := range tests {
+			before := b.count("Swap") + b.count("Get")
+			c, _, err := s.Begin(ctx, tt.key, payloadA)
+			if tt.want == "" {
+				if err != nil || c.Key != tt.key {
+					t.Errorf("Begin(%q) = %v, %v", tt.key, c, err)
+				}
+				continue
+			}
+			if !errors.Is(err, idem.ErrKey) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Begin(%.20q) = %v, want ErrKey with %q", tt.key, err, tt.want)
+			}
+			_, lookup := s.Lookup(ctx, tt.key)
+			_, reclaim := s.Reclaim(ctx, tt.key, 1)
+			_, do := s.Do(ctx, tt.key, payloadA, nil)
+			_, call := idem.Call(ctx, s, tt.key, 1, func(context.Context, int) (int, error) { return 0, nil })
+			for _, err := range []error{lookup, reclaim, do, call, s.Wait(ctx, tt.key), s.Forget(ctx, tt.key, 1), s.Resolve(ctx, tt.key, 1, result1)} {
+				if !errors.Is(err, idem.ErrKey) {
+					t.Errorf("%.20q: %v, want ErrKey", tt.key, err)
+				}
+			}
+			if n := b.count("Swap") + b.count("Get") - before; n != 0 {
+				t.Errorf("%.20q: the storage was asked %d times", tt.key, n)
+			}
+		}
+	}
+}
+
+func TestScopes(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, nil, nil)
+	long := strings.Repeat("x", 127)
+	for name, bad := range map[string]*idem.Store{
+		"empty":                 s.Scoped(""),
+		"empty below":           s.Scoped("a").Scoped(""),
+		"below a bad one":       s.Scoped("").Scoped("a"),
+		"with the separator":    s.Scoped("a\x1fb"),
+		"not UTF-8":             s.Scoped("\xff"),
+		"too long":              s.Scoped(strings.Repeat("x", 256)),
+		"too long together":     s.Scoped(long).Scoped(long).Scoped("x"),
+		"bad, in a transaction": s.Scoped("").With(memory.New()),
+	} {
+		if _, _, err := bad.Begin(ctx, "k", payloadA); !errors.Is(err, idem.ErrKey) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := bad.Complete(ctx, begin(t, s, idem.NewKey(), payloadA), result1); !errors.Is(err, idem.ErrKey) {
+			t.Errorf("%s: Complete: %v", name, err)
+		}
+	}
+	if _, _, err := s.Scoped(long).Scoped(long).Begin(ctx, "k", payloadA); err != nil { // 127+1+127
+		t.Errorf("255 bytes together: %v", err)
+	}
+}
+
+// KF-5 (c), reliability row 32: scopes and keys are joined so that no two pairs
+// meet. A small alphabet finds what long random names never would.
+func TestKF5_ScopesNeverMeet(t *testing.T) {
+	r := random(t)
+	b := memory.New()
+	s := open(t, b, nil)
+	pieces := []string{"a", ":", "b", "/", " ", "a:", ":a", "\u241f", "ab"}
+	pick := func() string {
+		name := pieces[r.IntN(len(pieces))]
+		for r.IntN(2) == 0 {
+			name += pieces[r.IntN(len(pieces))]
+		}
+		return name
+	}
+	seen := map[string][]string{} // stored key -> levels and key
+	for range 20_000 {
+		path := []string{}
+		scoped := s
+		for range r.IntN(4) {
+			path = append(path, pick())
+			scoped = scoped.Scoped(path[len(path)-1])
+		}
+		key := pick()
+		c := idem.Claim{}
+		claim, _, err := scoped.Begin(context.Background(), key, payloadA)
+		if err == nil {
+			if err := scoped.Release(context.Background(), claim); err != nil {
+				t.Fatal(err)
+			}
+			c.Key = claim.Key
+		} else if !errors.Is(err, idem.ErrKey) {
+			t.Fatal(err)
+		}
+		stored := idem.ScopePrefix(path...) + key
+		whole := append(path, key)
+		if before, ok := seen[stored]; ok && !slices.Equal(before, whole) {
+			t.Fatalf("%q and %q are both stored as %q", before, whole, stored)
+		}
+		seen[stored] = whole
+		if levels, k := idem.SplitKey(stored); k != key || !slices.Equal(levels, path) {
+			t.Fatalf("SplitKey(%q) = %q, %q; want %q, %q", stored, levels, k, path, key)
+		}
+		if got, err := b.Get(context.Background(), stored); err != nil || got.Status != idem.Released {
+			t.Fatalf("%q is not stored as %q: %v, %v", whole, stored, got.Status, err)
+		}
+	}
+}
+
+// A key does not hold on to the request it was cut out of, and does not change
+// with it.
+func TestKeysAreCopied(t *testing.T) {
+	s := open(t, nil, nil)
+	c := begin(t, s, "order-1", payloadA)
+	if child := c.ChildKey("charge"); len(child) != 32 || child != c.ChildKey("charge") || child == c.ChildKey("refund") {
+		t.Errorf("ChildKey = %q", child)
+	}
+	other := begin(t, s.Scoped("tenant"), "order-1", payloadA)
+	if other.ChildKey("charge") == c.ChildKey("charge") {
+		t.Error("two tenants send the same key to another system")
+	}
+	if err := s.Abandon(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+	if next := begin(t, s, "order-1", payloadA); next.ChildKey("charge") != c.ChildKey("charge") {
+		t.Error("the next attempt sends another key")
+	}
+	if a, b := idem.NewKey(), idem.NewKey(); a == b || len(a) < 20 || len(a) > idem.MaxKey {
+		t.Errorf("NewKey = %q, %q", a, b)
+	}
+}
