@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 
 	"github.com/idem-go/idem"
@@ -126,18 +127,26 @@ func (t target) refused(verb string, err error) error {
 		hint = "find out which process holds it and try again: fuser " + quote(t.path)
 	case errors.Is(err, fs.ErrPermission):
 		hint = "choose a file that you may use with --store or $IDEM_STORE"
+	case errors.Is(err, fs.ErrNotExist):
+		hint = "make the folder first: mkdir -p " + quote(filepath.Dir(t.path))
 	}
 	return fail(code, hint, "store %s: %s%s", t.path, t.trimmed(cause), nothing)
 }
 
 // trimmed returns what err says without what stands in front of it already: the
-// name of the program and of the store file.
+// program, the kind of store and its file.
 func (t target) trimmed(err error) string {
 	s := trimmed(err)
-	for _, front := range []string{"open " + t.path + ": ", t.path + ": "} {
-		s = strings.TrimPrefix(s, front)
+	for {
+		rest := s
+		for _, front := range []string{"bolt: ", "open ", t.path + ": "} {
+			rest = strings.TrimPrefix(rest, front)
+		}
+		if rest == s {
+			return s
+		}
+		s = rest
 	}
-	return s
 }
 
 func trimmed(err error) string {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // patience is how long a test waits for something that is bound to happen.
@@ -56,24 +58,9 @@ type box struct {
 
 func newBox(t *testing.T) *box {
 	t.Helper()
-	dir := testDir(t)
+	dir := testenv.Dir(t)
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "XDG_STATE_HOME=" + filepath.Join(dir, "state")}
 	return &box{t, dir, env}
-}
-
-// testDir returns a folder in memory where there is one: nothing here is about
-// disks.
-func testDir(t *testing.T) string {
-	t.Helper()
-	if info, err := os.Stat("/dev/shm"); err != nil || !info.IsDir() {
-		return t.TempDir()
-	}
-	dir, err := os.MkdirTemp("/dev/shm", "idem-cmd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }
 
 func (b *box) path(name string) string { return filepath.Join(b.dir, name) }

@@ -63,6 +63,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 )
@@ -127,6 +128,13 @@ func (s *session) dispatch(args []string) error {
 				args, g.Run.command = args[:i], args[i+1:]
 				break
 			}
+		}
+	}
+	// The parser would put U+FFFD in the place of other bytes, and so take two
+	// keys for one.
+	for _, a := range args {
+		if !utf8.ValidString(a) {
+			return fail(exitUsage, "see: idem --help", "the argument %q is not valid UTF-8", a)
 		}
 	}
 	parser, err := kong.New(&g,

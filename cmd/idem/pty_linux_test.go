@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // A screen is a pseudo terminal in which a call of idem runs.
@@ -26,7 +28,7 @@ func (b *box) screen(args ...string) *screen {
 	b.t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		b.t.Skipf("not tested: no pseudo terminal: %v", err)
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
 	}
 	b.t.Cleanup(func() { keys.Close() })
 	raw, err := keys.SyscallConn()
@@ -41,11 +43,11 @@ func (b *box) screen(args ...string) *screen {
 		}
 		number, ioctl = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
 	}); err != nil || ioctl != nil {
-		b.t.Skipf("not tested: no pseudo terminal: %v", errors.Join(err, ioctl))
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", errors.Join(err, ioctl))
 	}
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		b.t.Skipf("not tested: no pseudo terminal: %v", err)
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
 	}
 	defer tty.Close()
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {

@@ -4,15 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 func TestRecordingRoundTrip(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(testSeed(t), 2))
+	rnd := testenv.Rand(t)
 	for range 500 {
 		r := newRecorder(maxOutput, io.Discard, io.Discard)
 		var want [channels][]byte
@@ -107,7 +107,7 @@ func TestDamagedRecordings(t *testing.T) {
 	if _, err := decode(append(whole, 0)); !errors.Is(err, errRecording) {
 		t.Errorf("with a byte too many: %v", err)
 	}
-	rnd := rand.New(rand.NewPCG(testSeed(t), 3))
+	rnd := testenv.Rand(t)
 	for range 20_000 {
 		b := make([]byte, rnd.IntN(30))
 		for i := range b {

@@ -151,9 +151,10 @@ func (c *runCommand) options(s *session, t target) *idem.Options {
 	if c.chatty(s) {
 		waiting := false
 		o.Observe = func(_ context.Context, e idem.Event) {
-			if e.Op == "begin" && errors.Is(e.Err, idem.ErrInProgress) && !c.NoWait && !waiting {
+			in, ok := errors.AsType[*idem.Error](e.Err)
+			if ok && errors.Is(in, idem.ErrInProgress) && e.Op == "begin" && !c.NoWait && !waiting {
 				waiting = true
-				s.say("%v: attempt %d is running; waiting for its result", t, e.Attempt)
+				s.say("%v: attempt %d is running; waiting for its result", t, in.Record.Attempt)
 			}
 		}
 	}

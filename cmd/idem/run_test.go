@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 func TestTwiceIsOnce(t *testing.T) {
@@ -118,7 +119,7 @@ func TestOP2_KilledAfterTheEffect(t *testing.T) {
 func TestKilledIdemTakesTheCommandWithIt(t *testing.T) {
 	t.Parallel()
 	if killedWithParent() == nil {
-		t.Skip("this system does not end a command whose parent is killed")
+		testenv.Skip(t, "linux", "this system does not end a command whose parent is killed")
 	}
 	b := newBox(t)
 	ready := b.gate("ready")
@@ -260,7 +261,7 @@ func TestBinaryOutputIsReplayedByteForByte(t *testing.T) {
 func TestInterleavedOutputKeepsItsOrder(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
-	seed := testSeed(t)
+	seed := testenv.Seed(t)
 	b.env = append(b.env, fmt.Sprintf("IDEM_TEST_CHILD=pieces:%d", seed))
 	var want [channels]bytes.Buffer
 	for _, p := range pieces(seed) {
@@ -369,7 +370,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
-		t.Skipf("not tested: %v", err)
+		testenv.Skip(t, "devfull", "%v", err)
 	}
 	defer full.Close()
 	b := newBox(t)
@@ -415,15 +416,4 @@ func testBinary(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// testSeed returns the seed of a random test: IDEM_SEED if it is set.
-func testSeed(t *testing.T) uint64 {
-	t.Helper()
-	seed := rand.Uint64()
-	if s, err := strconv.ParseUint(os.Getenv("IDEM_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("IDEM_SEED=%d", seed)
-	return seed
 }

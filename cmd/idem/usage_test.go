@@ -49,8 +49,8 @@ func TestBadCallsWriteNothing(t *testing.T) {
 		{[]string{"show", "a", "b"}, "b"},
 		{[]string{"list", "k"}, "k"},
 		{[]string{"list", "--status", "done"}, "done"},
-		{[]string{"list", "--limit", "-1"}, "negative"},
-		{[]string{"list", "--older-than", "-1s"}, "negative"},
+		{[]string{"list", "--limit=-1"}, "negative"},
+		{[]string{"list", "--older-than=-1s"}, "negative"},
 		{[]string{"list", "--scope", "\n"}, "control character"},
 	} {
 		d := b.idem(tc.args...)
@@ -59,6 +59,16 @@ func TestBadCallsWriteNothing(t *testing.T) {
 			t.Errorf("the message has the password: %s", d.stderr)
 		}
 		b.wantNothingWritten()
+	}
+}
+
+// What is given as a key or a scope arrives as it is.
+func TestKeysArriveAsTheyAre(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	for _, s := range []string{`a,b\,c`, `"quoted" \"`, "${env}$HOME", "{json:1}", "Grüße 世界", "e\u0301", "-dash", "--", "a=b", " ", "\u202e"} {
+		b.idem("run", "--key="+s, "--scope="+s, "--", "sh", "-c", `printf '%s|%s' "$IDEM_KEY" "$IDEM_SCOPE"`).expect(t, 0, s+"|"+s)
+		b.idem("show", "--scope="+s, "--json", "--", s).expectPart(t, 0, `"attempt":1`)
 	}
 }
 
@@ -135,7 +145,7 @@ func TestHelp(t *testing.T) {
 	}
 	b.wantNothingWritten()
 	// Help of the command is the command's.
-	b.idem(runArgs("--key k", "echo", "--help")...).expect(t, 0, "--help\n")
+	b.idem(runArgs("--key k", "sh", "-c", "echo $0 $1", "--help", "--")...).expect(t, 0, "--help --\n")
 }
 
 // The exit codes are told in three places: the constants, --help and the
