@@ -59,8 +59,12 @@ type box struct {
 func newBox(t *testing.T) *box {
 	t.Helper()
 	dir := testenv.Dir(t)
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "XDG_STATE_HOME=" + filepath.Join(dir, "state")}
-	return &box{t, dir, env}
+	return &box{t, dir, []string{
+		"PATH=" + os.Getenv("PATH"),
+		"HOME=" + dir,
+		"XDG_STATE_HOME=" + filepath.Join(dir, "state"),
+		"GORACE=atexit_sleep_ms=0", // with -race, each call would end with a second of sleep
+	}}
 }
 
 func (b *box) path(name string) string { return filepath.Join(b.dir, name) }

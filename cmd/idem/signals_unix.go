@@ -21,7 +21,7 @@ func fromKeyboard(s syscall.Signal) bool {
 	if err != nil {
 		return false // no terminal controls us
 	}
-	defer tty.Close()
+	defer func() { _ = tty.Close() }()
 	foreground, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && foreground == unix.Getpgrp()
 }
