@@ -235,7 +235,7 @@ func TestLS1_CrashAndTakeover(t *testing.T) {
 		if e, ok := errors.AsType[*idem.Error](err); !ok || !errors.Is(err, idem.ErrInProgress) || e.RetryAfter() != 1 {
 			t.Errorf("before the lease is over: %v", err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if c := begin(t, s, "k", payloadA); !c.Takeover || c.Attempt != 2 {
 			t.Errorf("after it: %+v", c)
 		}

@@ -67,8 +67,13 @@ func TestTM3_Options(t *testing.T) {
 // TM-3: a lease is rounded up, never to none.
 func TestTM3_LeasesAreRoundedUp(t *testing.T) {
 	for _, tt := range []struct{ given, stored time.Duration }{
-		{0, 30 * time.Second}, {1, time.Millisecond}, {500 * time.Microsecond, time.Millisecond}, {999 * time.Microsecond, time.Millisecond},
-		{time.Millisecond, time.Millisecond}, {time.Millisecond + 1, 2 * time.Millisecond}, {1500 * time.Millisecond, 1500 * time.Millisecond},
+		{0, 30 * time.Second},
+		{1, time.Millisecond},
+		{500 * time.Microsecond, time.Millisecond},
+		{999 * time.Microsecond, time.Millisecond},
+		{time.Millisecond, time.Millisecond},
+		{time.Millisecond + 1, 2 * time.Millisecond},
+		{1500 * time.Millisecond, 1500 * time.Millisecond},
 	} {
 		s := open(t, nil, &idem.Options{Lease: tt.given})
 		begin(t, s, "k", payloadA)
@@ -96,7 +101,7 @@ func TestRT4_RetentionCountsFromCompletion(t *testing.T) {
 				t.Errorf("%v after completion: %v, %v", age, done, err)
 			}
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if r := lookup(t, s, "k"); r.Status != 0 {
 			t.Errorf("at the instant of expiry: %+v", r)
 		}

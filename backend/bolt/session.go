@@ -376,7 +376,9 @@ func (s *session) committed() {
 // must be rolled back.
 type brokenError struct{ err error }
 
-func (e *brokenError) Error() string { return fmt.Sprintf("the transaction has to be rolled back: %v", e.err) }
+func (e *brokenError) Error() string {
+	return fmt.Sprintf("the transaction has to be rolled back: %v", e.err)
+}
 func (e *brokenError) Unwrap() error { return e.err }
 
 func (s *session) broken(err error) error { return &brokenError{err} }
