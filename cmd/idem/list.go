@@ -57,7 +57,7 @@ func (c *listCommand) Run(s *session) error {
 	if err != nil {
 		return t.refused("list", err)
 	}
-	defer backend.Close()
+	defer func() { _ = backend.Close() }()
 
 	var print func(idem.Entry) error
 	table := table{columns: width(s.stdout)}

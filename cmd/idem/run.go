@@ -70,7 +70,7 @@ func (c *runCommand) Run(s *session) error {
 	if err != nil {
 		return t.refused("run", err)
 	}
-	defer backend.Close()
+	defer func() { _ = backend.Close() }()
 	store, err := t.on(backend, c.options(s, t))
 	if err != nil {
 		return t.refused("run", err)

@@ -42,7 +42,7 @@ func (c *showCommand) Run(s *session) error {
 	if err != nil {
 		return t.refused("show", err)
 	}
-	defer backend.Close()
+	defer func() { _ = backend.Close() }()
 	store, err := t.on(backend, nil)
 	if err != nil {
 		return t.refused("show", err)
