@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -127,10 +128,15 @@ func (t target) refused(verb string, err error) error {
 		hint = "find out which process holds it and try again: fuser " + quote(t.path)
 	case errors.Is(err, fs.ErrPermission):
 		hint = "choose a file that you may use with --store or $IDEM_STORE"
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(t.path)):
 		hint = "make the folder first: mkdir -p " + quote(filepath.Dir(t.path))
 	}
 	return fail(code, hint, "store %s: %s%s", t.path, t.trimmed(cause), nothing)
+}
+
+func missing(path string) bool {
+	_, err := os.Stat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // trimmed returns what err says without what stands in front of it already: the

@@ -151,15 +151,25 @@ func (s *session) dispatch(args []string) error {
 	parsed, err := parse(parser, args)
 	switch {
 	case err != nil:
-		verb := ""
-		if parsed != nil && parsed.Selected() != nil {
-			verb = parsed.Selected().Name + " "
-		}
-		return fail(exitUsage, fmt.Sprintf("see: idem %s--help", verb), "%s", verb+err.Error())
+		return misread(parsed, err)
 	case parsed == nil:
 		return nil
 	}
 	return parsed.Run(s)
+}
+
+// misread is the failure of a command line that cannot be parsed.
+func misread(parsed *kong.Context, err error) error {
+	verb, prefix := "", ""
+	if parsed != nil && parsed.Selected() != nil {
+		verb = parsed.Selected().Name + " "
+		prefix = parsed.Selected().Name + ": "
+	}
+	fact := prefix + err.Error()
+	if verb == "run " && strings.Contains(fact, "unexpected argument") {
+		fact += "; the command comes after --, as in " + runUsage
+	}
+	return fail(exitUsage, fmt.Sprintf("see: idem %s--help", verb), "%s", fact)
 }
 
 // A helpPrinted is thrown where the parser would end the process.

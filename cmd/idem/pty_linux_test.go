@@ -119,7 +119,7 @@ func TestTerminalTellsOfAReplay(t *testing.T) {
 	b := newBox(t)
 	b.idem(runArgs("--key k1", charge...)...).expect(t, 0, "charged\n")
 	code, lines := b.screen(runArgs("--key k1", charge...)...).wait()
-	if code != 0 || len(lines) != 2 || !strings.Contains(lines[0], "this is a replay of attempt 1, completed ") || lines[1] != "charged" {
+	if code != 0 || len(lines) != 2 || lines[0] != "charged" || !strings.Contains(lines[1], "this is a replay of attempt 1, completed ") {
 		t.Errorf("exit code %d, the screen shows %q", code, lines)
 	}
 }

@@ -280,9 +280,14 @@ func (a *attempt) notRecorded(err error) error {
 			"another attempt may have run the command meanwhile: find out what has happened before you go on; see: "+a.target.commandLine("show"),
 			"%v: attempt %d has lost its claim while the command was running, because its lease could not be extended in time; %s", a.target, a.number, how)
 	}
+	// Do says that it is not recorded, around what Complete says, around the cause.
+	cause := err
+	for e, ok := errors.AsType[*idem.Error](cause); ok; e, ok = errors.AsType[*idem.Error](cause) {
+		cause = e.Err
+	}
 	return fail(exitNotRecorded,
 		"the next run may run it again: find out what has happened before you go on; see: "+a.target.commandLine("show"),
-		"%v: %s in attempt %d, but that could not be recorded: %v", a.target, how, a.number, trimmed(err))
+		"%v: %s in attempt %d, but that could not be recorded: %v", a.target, how, a.number, a.target.trimmed(cause))
 }
 
 // replay prints what an earlier attempt printed.
@@ -296,19 +301,19 @@ func (a *attempt) replay(store *idem.Store, out idem.Outcome) error {
 		return fail(exitDamaged, "see: "+a.target.commandLine("show"),
 			"%v: the result of attempt %d: %v; nothing was run", a.target, out.Attempt, err)
 	}
+	if err := play(chunks, a.session.stdout, a.session.stderr); err != nil {
+		return a.undelivered(err)
+	}
+	if out.Result.Omitted {
+		a.session.say("%v: attempt %d is done, but what it printed was too large to be kept: %s on stdout and %s on stderr are left out",
+			a.target, out.Attempt, recordedSize(out.Result, metaStdout), recordedSize(out.Result, metaStderr))
+	}
 	if a.call.chatty(a.session) {
 		when := ""
 		if r, err := store.Lookup(a.session.ctx, a.target.key); err == nil && r.Status == idem.Completed {
 			when = ", completed " + brief(r.Age) + " ago"
 		}
 		a.session.say("%v: this is a replay of attempt %d%s; nothing was run", a.target, out.Attempt, when)
-	}
-	if out.Result.Omitted {
-		a.session.say("%v: attempt %d is done, but what it printed was too large to be kept: %s on stdout and %s on stderr are left out",
-			a.target, out.Attempt, recordedSize(out.Result, metaStdout), recordedSize(out.Result, metaStderr))
-	}
-	if err := play(chunks, a.session.stdout, a.session.stderr); err != nil {
-		return a.undelivered(err)
 	}
 	return passOn(out.Result.Code)
 }

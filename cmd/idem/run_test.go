@@ -113,6 +113,7 @@ func TestOP2_KilledAfterTheEffect(t *testing.T) {
 				`key "k1": attempt 1 ended without a known outcome`, "nothing was run", "--on-lapse takeover", "idem show k1")
 		}
 		b.wantEffects(1)
+		b.idem("list", "--lapsed").expectPart(t, 0, "\tover\tnever\t-\n")
 	})
 }
 
@@ -384,6 +385,17 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		}
 	}
 	b.idem(runArgs("--key k1", charge...)...).expect(t, 0, "charged\n")
+	b.wantEffects(1)
+}
+
+// The effect has taken place, and a record of it cannot be made.
+func TestOutcomeThatCannotBeRecorded(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.idem(runArgs("--key k1 --store s.db", "sh", "-c", "echo charged | tee -a ledger.txt; : > s.db")...).expect(t, exitNotRecorded, "charged\n",
+		`key "k1": the command exited with 0 in attempt 1, but that could not be recorded: storage has lost its records`,
+		"find out what has happened", "idem show --store s.db k1")
+	b.idem(runArgs("--key k1 --store s.db", charge...)...).expect(t, exitDamaged, "", "nothing was run")
 	b.wantEffects(1)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,7 +121,7 @@ func (t target) create() (*bolt.Backend, error) {
 
 // read opens the store file for reading, which changes nothing.
 func (t target) read() (*bolt.Backend, error) {
-	if _, err := os.Stat(t.path); errors.Is(err, fs.ErrNotExist) {
+	if missing(t.path) {
 		return nil, fail(exitAbsent,
 			"if you use another store for running, name it with --store or $IDEM_STORE",
 			"store %s: there is no such file; nothing has been run with it yet", t.path)

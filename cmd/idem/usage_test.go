@@ -19,7 +19,7 @@ func TestBadCallsWriteNothing(t *testing.T) {
 		{[]string{"jog"}, "jog"},
 		{[]string{"run", "--", "true"}, "--key"},
 		{[]string{"run", "--key", "k"}, "there is no command"},
-		{[]string{"run", "--key", "k", "true"}, "true"},
+		{[]string{"run", "--key", "k", "true"}, "run: unexpected argument true; the command comes after --"},
 		{[]string{"run", "--key", "k", "--"}, "there is no command"},
 		{[]string{"run", "--key", "k", "--", ""}, "there is no command"},
 		{runArgs("--kye k", "true"), "--kye"},
