@@ -62,7 +62,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
@@ -88,6 +90,11 @@ type grammar struct {
 
 // run is the whole program. It returns the exit code.
 func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	// Who stops reading our output must not kill us in the middle of an effect;
+	// writing fails with EPIPE instead. To be notified, rather than to ignore
+	// the signal, leaves it alone in the command.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
 	s := &session{ctx, env, stdin, stdout, stderr}
 	err := s.dispatch(args)
 	if err == nil {

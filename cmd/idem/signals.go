@@ -36,12 +36,6 @@ func (e *interrupted) Error() string { return fmt.Sprintf("interrupted (%v)", e.
 func relaySignals(ctx context.Context) (_ context.Context, r *relay, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	r = &relay{cancel: cancel}
-	// Who stops reading our output must not kill us in the middle of an effect.
-	// To be notified, rather than to ignore the signal, leaves it alone in the
-	// command.
-	broken := make(chan os.Signal, 1)
-	signal.Notify(broken, syscall.SIGPIPE)
-
 	received := make(chan os.Signal, 16)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(s) { // nohup stays nohup, for the command too
@@ -62,7 +56,6 @@ func relaySignals(ctx context.Context) (_ context.Context, r *relay, stop func()
 	})
 	return ctx, r, func() {
 		signal.Stop(received)
-		signal.Stop(broken)
 		close(done)
 		relaying.Wait()
 		cancel(nil)
