@@ -224,6 +224,9 @@ func TestStdinBelongsToTheKey(t *testing.T) {
 	// No input is another operation than input that nobody looks at.
 	b.idemWith("", runArgs("--key k1", cat[4:]...)...).expect(t, exitMismatch, "", "other input")
 	b.wantEffects(1)
+	// Nor is input an argument.
+	b.idemWith("x", runArgs("--key k2 --stdin", "echo")...).expect(t, 0, "\n")
+	b.idemWith("x", runArgs("--key k2", "echo", "x")...).expect(t, exitMismatch, "", "other input")
 }
 
 func TestStdinIsPassedThrough(t *testing.T) {
@@ -340,6 +343,34 @@ func TestBackgroundProcessThatHoldsTheOutput(t *testing.T) {
 	b.idem(args...).expect(t, 0, "started\n", "a background process still holds its output")
 	b.idem(args...).expect(t, 0, "started\n")
 	g.open()
+}
+
+// However long the reader of the output takes, it gets all of it.
+func TestSlowReaderOfTheOutput(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	ended := b.gate("ended")
+	args := runArgs("--key k1", "sh", "-c", "head -c 150000 /dev/zero; echo > ended")
+	cmd := b.cmd(args...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended.wait()
+	<-time.After(graceForOutput + time.Second)
+	shown, err := io.ReadAll(out)
+	if err != nil || len(shown) != 150_000 {
+		t.Errorf("%d bytes are shown, want 150000; %v", len(shown), err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if d := b.idem(args...); len(d.stdout) != 150_000 || d.stderr != "" {
+		t.Errorf("%d bytes are replayed, want 150000; %q", len(d.stdout), d.stderr)
+	}
 }
 
 func TestReaderOfTheOutputGoesAway(t *testing.T) {
