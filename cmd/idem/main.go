@@ -28,8 +28,16 @@
 //
 // SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the command, except for
 // those that the keyboard has sent to it already. If idem itself is killed, on
-// Linux the command is killed with it, and the key is free for the next call
-// (or held) when the lease is over.
+// Linux the command is killed with it (SIGKILL, and not what the command has
+// started itself), and the key is free for the next call, or held, when the
+// lease is over. If idem is stopped for longer than the lease, another call may
+// have taken over when it goes on; it then ends the command (SIGTERM, and after
+// 10 s SIGKILL).
+//
+// The command's output goes through pipes, so it does not see a terminal, and a
+// reader that goes away does not end it. When it has ended, idem waits until
+// background processes have closed its output too, or have printed nothing for
+// 5 s.
 //
 // Of a command's output 1 MiB is kept, with a few bytes for each change between
 // the two streams. A command that prints more is done all the same: its output
