@@ -14,6 +14,8 @@ type Outcome struct {
 	Attempt  int  // that produced the result
 }
 
+var errNoFunction = fmt.Errorf("%w: there is no function to run", ErrOptions)
+
 // Do runs fn once for the key and returns its result to every caller with that
 // key, for the retention of the Store.
 //
@@ -50,6 +52,9 @@ func (s *Store) Do(ctx context.Context, key string, fp Fingerprint, fn func(cont
 }
 
 func (s *Store) do(ctx context.Context, key string, fp Fingerprint, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
+	if fn == nil {
+		return Outcome{}, s.fail("do", key, Record{}, errNoFunction)
+	}
 	for {
 		c, done, err := s.Begin(ctx, key, fp)
 		if c != nil {

@@ -407,7 +407,8 @@ func (s *Store) swap(ctx context.Context, stored, old string, new Record) (Recor
 	if ctx.Err() != nil {
 		return Record{}, NoEffect(notAsked(ctx))
 	}
-	return s.backend.Swap(ctx, stored, old, new)
+	r, err := s.backend.Swap(ctx, stored, old, new)
+	return r.normal(), err
 }
 
 // Lookup returns the record under key, whatever its state, or the zero Record
@@ -431,7 +432,7 @@ func (s *Store) get(ctx context.Context, op, key string) (Record, error) {
 	if err != nil {
 		return Record{}, s.fail(op, key, Record{}, classify(err))
 	}
-	return r, nil
+	return r.normal(), nil
 }
 
 // stored returns the key under which the backend keeps key, or what is wrong

@@ -179,7 +179,7 @@ func TestLS6_HoldWaitsForADecision(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(10 * 365 * 24 * time.Hour) // it is not forgotten by age
-			_, err := s.Do(ctx, "k", payloadA, nil)
+			_, err := s.Do(ctx, "k", payloadA, succeed)
 			e, ok := errors.AsType[*idem.Error](err)
 			if !errors.Is(err, idem.ErrUnresolved) || errors.Is(err, idem.ErrInProgress) || !ok || e.Record.Attempt != 1 || string(e.Record.Checkpoint) != "note" {
 				t.Fatalf("%v", err)

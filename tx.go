@@ -103,6 +103,9 @@ type txRun struct {
 }
 
 func (r *txRun) body(ctx context.Context, b Backend, fn func(context.Context, *Claim) (Result, error)) error {
+	if fn == nil {
+		return r.store.fail("do", r.key, Record{}, errNoFunction)
+	}
 	bound := r.store.With(b)
 	claim, done, err := bound.Begin(ctx, r.key, r.fp)
 	if err != nil {

@@ -141,7 +141,7 @@ func watch(ctx context.Context, b Backend, stored string, present Record) (Recor
 			if told && got.Token == present.Token {
 				watcher = nil // it returned early; ask in intervals from now on
 			}
-			present, failing = got, time.Time{}
+			present, failing = got.normal(), time.Time{}
 		case failing.IsZero():
 			failing = time.Now()
 		case time.Since(failing) > repeatFor:

@@ -168,9 +168,9 @@ func TestObserve(t *testing.T) {
 		})
 		expect(idem.Event{Op: "begin", Attempt: 2, Takeover: true}, idem.Event{Op: "extend", Attempt: 2, Takeover: true},
 			idem.Event{Op: "complete", Attempt: 2, Takeover: true}, idem.Event{Op: "do", Attempt: 2, Elapsed: lease / 2})
-		_, _ = s.Do(ctx, "k", payloadA, nil)
+		_, _ = s.Do(ctx, "k", payloadA, succeed)
 		expect(idem.Event{Op: "begin", Attempt: 2, Replayed: true}, idem.Event{Op: "do", Attempt: 2, Replayed: true})
-		_, _ = s.Do(ctx, "k", payloadB, nil)
+		_, _ = s.Do(ctx, "k", payloadB, succeed)
 		expect(idem.Event{Op: "begin", Err: idem.ErrMismatch}, idem.Event{Op: "do", Err: idem.ErrMismatch})
 		_ = s.Forget(ctx, "k", 2)
 		_, _ = s.Reclaim(ctx, "k", 3)
