@@ -40,7 +40,7 @@ func buildAndRun(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "idem")
 	build := exec.Command("go", "build", "-o", program)
-	if raceEnabled {
+	if testenv.Race {
 		build.Args = append(build.Args, "-race")
 	}
 	build.Args = append(build.Args, ".")

@@ -179,9 +179,10 @@ type attempt struct {
 	target  target
 	process process
 
-	begun  bool // the command was started, or it was tried
-	number int  // of the attempt
-	ending ending
+	begun    bool // the command was started, or it was tried
+	number   int  // of the attempt
+	takeover bool // from an attempt without a known outcome
+	ending   ending
 }
 
 // An unknownOutcome is how a command ended that may have had its effect.
@@ -199,7 +200,7 @@ func (a *attempt) run(ctx context.Context, claim *idem.Claim) (idem.Result, erro
 	if claim.Takeover && a.call.chatty(a.session) {
 		a.session.say("%v: an earlier attempt ended without a known outcome; running the command again as attempt %d", a.target, claim.Attempt)
 	}
-	a.begun, a.number = true, claim.Attempt
+	a.begun, a.number, a.takeover = true, claim.Attempt, claim.Takeover
 	a.process.env = a.environment(claim)
 	var err error
 	a.ending, err = a.process.run(ctx)
@@ -246,8 +247,11 @@ func (a *attempt) environment(claim *idem.Claim) []string {
 // command's code on.
 func (a *attempt) report(out idem.Outcome, err error) error {
 	if start, ok := errors.AsType[*startError](err); ok {
-		return fail(start.code, "mend the command and run it again; nothing has happened and the key is free",
-			"%v: the command cannot be started: %v", a.target, start)
+		next := "mend the command and run it again; nothing has happened and the key is free"
+		if a.takeover {
+			next = "mend the command and run it again; what the attempt before it did is still unknown"
+		}
+		return fail(start.code, next, "%v: the command cannot be started: %v", a.target, start)
 	}
 	if a.ending.outputHeld {
 		a.session.say("%v: the command has ended, but a background process still holds its output; what that prints from now on is lost", a.target)

@@ -211,6 +211,19 @@ func TestCommandThatCannotBeStarted(t *testing.T) {
 	// Nothing has happened: the key is free for another command, which takes
 	// over from nobody, even under Hold.
 	b.idem(runArgs("--key k1 --on-lapse hold", "sh", "-c", "echo $IDEM_TAKEOVER")...).expect(t, 0, "0\n")
+
+	// This says nothing about an attempt before it.
+	program := b.path("flaky")
+	b.write("flaky", "#!/bin/sh\nexit 3\n")
+	if err := os.Chmod(program, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.idem(runArgs("--key k2", program)...).expect(t, 3, "", "attempt 1")
+	if err := os.Remove(program); err != nil {
+		t.Fatal(err)
+	}
+	b.idem(runArgs("--key k2", program)...).expect(t, exitNotFound, "", "what the attempt before it did is still unknown")
+	b.idem(runArgs("--key k2 --on-lapse hold", program)...).expect(t, exitUnresolved, "", "attempt 2")
 }
 
 func TestStdinBelongsToTheKey(t *testing.T) {
