@@ -96,8 +96,8 @@ func storySweepBesideClaims(e *env) {
 	each("live", begin)
 	each("completed", func(key string) { e.done(s, key, payload, text("fresh")) })
 
-	swept := e.sweepAll(7, 5*n)
-	if swept != n && swept > n {
+	// Some may have been deleted on the way, by storage that cleans up by itself.
+	if swept := e.sweepAll(7, 5*n); swept > n {
 		e.errorf("Sweep deleted %d records where %d are expired", swept, n)
 	}
 	each("completed", func(key string) { e.replay(s, key, text("fresh")) })
