@@ -214,7 +214,7 @@ func (a *attempt) run(ctx context.Context, claim *idem.Claim) (idem.Result, erro
 		}
 		return idem.Result{}, err
 	}
-	if a.ending.signal == 0 && slices.Contains(a.call.OkCodes, a.ending.code) {
+	if a.ending.signal == 0 && !a.ending.stopped && slices.Contains(a.call.OkCodes, a.ending.code) {
 		return a.process.output.result(a.ending.code), nil
 	}
 	if lost := context.Cause(ctx); errors.Is(lost, idem.ErrLost) {
