@@ -22,6 +22,10 @@ import (
 // memory for as long as the command runs.
 const maxStdin = 64 << 20
 
+// minLease is the shortest lease that can be kept by writing to a file which other
+// processes use as well.
+const minLease = 100 * time.Millisecond
+
 type runCommand struct {
 	Key string `required:"" placeholder:"KEY" help:"Name of the operation, the same in every retry of it: --key invoice-4711. 1 to 255 bytes."`
 	where
@@ -103,6 +107,12 @@ func (c *runCommand) check(s *session) (target, error) {
 		if code < 0 || code > 255 {
 			return target{}, badUsage("run", "--ok-codes: %d is no exit code; they are 0 to 255", code)
 		}
+	}
+	if c.Lease < minLease {
+		return target{}, badUsage("run", "--lease: %v is too short; a lease is extended by writing to a file, which needs %v", c.Lease, minLease)
+	}
+	if c.Retention == 0 { // to a Store that would be the default
+		return target{}, badUsage("run", "--retention: 0s is below 24h; a retry that comes later would run the command a second time")
 	}
 	t, err := c.at(c.Key, s.getenv)
 	if err != nil {
