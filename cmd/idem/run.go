@@ -92,7 +92,7 @@ func (c *runCommand) Run(s *session) error {
 	case err == nil:
 		return a.replay(store, out)
 	}
-	if in, ok := errors.AsType[*interrupted](err); ok {
+	if in, ok := errors.AsType[*interrupted](context.Cause(ctx)); ok && errors.Is(err, context.Canceled) {
 		return fail(exitSignal+int(in.signal), "", "%v: %v; nothing was run", t, in)
 	}
 	return t.refused("run", err)
@@ -294,9 +294,8 @@ func (a *attempt) notRecorded(err error) error {
 			"another attempt may have run the command meanwhile: find out what has happened before you go on; see: "+a.target.commandLine("show"),
 			"%v: attempt %d has lost its claim while the command was running, because its lease could not be extended in time; %s", a.target, a.number, how)
 	}
-	// Do says that it is not recorded, around what Complete says, around the cause.
 	cause := err
-	for e, ok := errors.AsType[*idem.Error](cause); ok; e, ok = errors.AsType[*idem.Error](cause) {
+	if e, ok := errors.AsType[*idem.Error](err); ok {
 		cause = e.Err
 	}
 	return fail(exitNotRecorded,
