@@ -98,13 +98,14 @@ type Backend struct {
 
 // core is what a Backend shares with those bound to its transactions.
 type core struct {
-	path     string
-	bucket   []byte
-	readOnly bool
-	clock    clock
-	index    *index
-	writer   writer
-	watchers watchers
+	path      string
+	bucket    []byte
+	readOnly  bool
+	clock     clock
+	index     *index
+	writer    writer
+	watchers  watchers
+	snapshots snapshots
 
 	db     *bbolt.DB // nil with Shared while no call uses the file
 	file   *ownFile  // nil if the caller has opened the file
@@ -225,6 +226,7 @@ func (b *Backend) Close() error {
 	if c.db == nil {
 		return nil
 	}
+	c.snapshots.pause()
 	if err := c.db.Close(); err != nil {
 		return c.failed("close", err)
 	}
@@ -263,15 +265,17 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 	return b.lookup(ctx, key)
 }
 
-// Swap implements [idem.Backend]. A Swap that another record is in the way of does
-// not wait for the writer.
+// Swap implements [idem.Backend]. A Swap of a key that should be free, and is not,
+// does not wait for the writer.
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
 	if err := b.check(ctx); err != nil {
 		return idem.Record{}, idem.NoEffect(err)
 	}
 	defer b.leave()
 	w := &write{key: key, hash: b.index.hash(key), old: old, token: new.Token}
-	if b.bound == nil {
+	// A caller that knows the record it replaces is rarely wrong, and asks the
+	// writer.
+	if b.bound == nil && (old == "" && b.index.known(w.hash) || b.readOnly) {
 		present, err := b.lookup(ctx, key)
 		if err != nil {
 			return idem.Record{}, idem.NoEffect(err)

@@ -75,12 +75,6 @@ func (s *spots) remove(hash uint64, at spot) {
 	s.n--
 }
 
-func (s *spots) clear() {
-	clear(s.first)
-	clear(s.more)
-	s.n = 0
-}
-
 // An index knows where the records of one state of the file are. It always has
 // all of them. It can have spots of records that are gone, if another handle or
 // process deleted them: then it has more spots than the file has records.
@@ -112,6 +106,15 @@ const unknownTx = -1
 
 func (x *index) hash(key string) uint64      { return maphash.String(x.seed, key) & x.mask }
 func (x *index) hashBytes(key []byte) uint64 { return maphash.Bytes(x.seed, key) & x.mask }
+
+// known reports whether there may be a record of a key with the hash. What a
+// commit that runs adds may be missing.
+func (x *index) known(hash uint64) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	_, ok := x.spots.first[hash]
+	return ok
+}
 
 // logNumber returns the number of a log; a log keeps it as long as the process
 // runs. There is none if the process has met too many.

@@ -92,6 +92,8 @@ func seqKey(seq uint64) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 0, seqLen), seq)
 }
 
+func putSeq(b []byte, seq uint64) { binary.BigEndian.PutUint64(b, seq) }
+
 // seqOf is the reverse of seqKey.
 func seqOf(k []byte) uint64 { return binary.BigEndian.Uint64(k) }
 

@@ -62,6 +62,7 @@ func Open(path string, opts *Options) (*Backend, error) {
 	}
 	if !o.Shared {
 		c.db = db
+		c.snapshots.keep = true
 		return &Backend{core: c}, nil
 	}
 	c.shared = make(chan struct{}, 1)

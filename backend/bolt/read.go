@@ -26,18 +26,21 @@ func (c *core) lookup(ctx context.Context, key string) (r idem.Record, err error
 	defer c.recovered(&err, debug.SetPanicOnFault(true))
 	hash := c.index.hash(key)
 	for range maxRetries {
-		tx, err := c.begin(db, false)
-		if err != nil {
-			return idem.Record{}, err
-		}
-		r, err = c.lookupIn(tx, key, hash)
-		_ = tx.Rollback()
-		if err != errIndexNewer {
+		if r, err = c.lookupOnce(db, key, hash); err != errIndexNewer {
 			return r, err
 		}
 		// A commit came between; the next transaction has it.
 	}
 	return idem.Record{}, c.lost("the file is older than what was read from it before")
+}
+
+func (c *core) lookupOnce(db *bbolt.DB, key string, hash uint64) (idem.Record, error) {
+	s, err := c.snapshot(db)
+	if err != nil {
+		return idem.Record{}, err
+	}
+	defer c.endSnapshot(s)
+	return c.lookupIn(s, key, hash)
 }
 
 // maxRetries bounds how often a reader starts again because a commit came in
@@ -46,12 +49,11 @@ const maxRetries = 1000
 
 // lookupIn is lookup in a transaction that has written nothing. It returns
 // errIndexNewer if the index does not have the state of the transaction any more.
-func (c *core) lookupIn(tx *bbolt.Tx, key string, hash uint64) (idem.Record, error) {
-	root := tx.Bucket(c.bucket)
-	if root == nil {
+func (c *core) lookupIn(s *snapshot, key string, hash uint64) (idem.Record, error) {
+	if s.root == nil {
 		return idem.Record{}, c.lost("its bucket %q is gone", c.bucket)
 	}
-	h, err := c.hints(tx, root, hash)
+	h, err := c.hints(s, hash)
 	if err != nil || !h.ok {
 		return idem.Record{}, err
 	}
@@ -60,9 +62,9 @@ func (c *core) lookupIn(tx *bbolt.Tx, key string, hash uint64) (idem.Record, err
 		if i >= 0 {
 			at = h.more[i]
 		}
-		v := fetch(root, at)
+		v := s.fetch(at)
 		if v == nil {
-			if err := c.missing(tx, root, hash, at); err != nil {
+			if err := c.missing(s, hash, at); err != nil {
 				return idem.Record{}, err
 			}
 			continue
@@ -99,18 +101,18 @@ func fetch(root *bbolt.Bucket, at place) []byte {
 	return log.Get(seqKey(at.seq))
 }
 
-// hints returns where a key with the hash may be in the state of tx.
-func (c *core) hints(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64) (hints, error) {
+// hints returns where a key with the hash may be in the state of s.
+func (c *core) hints(s *snapshot, hash uint64) (hints, error) {
 	x := c.index
 	for range 2 {
 		x.mu.RLock()
-		if x.txid == tx.ID() {
+		if x.txid == s.tx.ID() {
 			h := x.find(hash)
 			x.mu.RUnlock()
 			return h, nil
 		}
 		x.mu.RUnlock()
-		if err := c.catchUp(tx, root); err != nil {
+		if err := c.catchUp(s.tx, s.root); err != nil {
 			return hints{}, err
 		}
 	}
@@ -260,8 +262,8 @@ func (c *core) placeOf(log logName, k, v []byte) (place, error) {
 
 // missing judges a record that the index has and the transaction has not. If the
 // index has more than the file, somebody else has deleted it.
-func (c *core) missing(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64, at place) error {
-	h, err := c.head(root)
+func (c *core) missing(s *snapshot, hash uint64, at place) error {
+	h, err := c.head(s.root)
 	if err != nil {
 		return err
 	}
@@ -269,7 +271,7 @@ func (c *core) missing(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64, at place) 
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
-	case x.txid != tx.ID():
+	case x.txid != s.tx.ID():
 		return errIndexNewer
 	case uint64(x.spots.n) <= h.records:
 		return c.corrupt("%v cannot be found", at)

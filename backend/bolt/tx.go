@@ -81,7 +81,8 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 			}
 			return err
 		}
-		r, err = b.c.lookupIn(b.tx, key, hash)
+		s := &snapshot{tx: b.tx, root: b.tx.Bucket(b.c.bucket), logs: make(map[logName]*bbolt.Cursor)}
+		r, err = b.c.lookupIn(s, key, hash)
 		if err == errIndexNewer {
 			r, err = b.c.scanFor(b.tx, key)
 		}
@@ -229,6 +230,8 @@ func (b *Backend) doOnce(ctx context.Context, store *idem.Store, key string, fp 
 		return out, false, unavailable(err)
 	}
 	defer b.release()
+	b.snapshots.pause()
+	defer b.snapshots.resume()
 	tx, err := b.beginWithin(ctx, db)
 	if err != nil {
 		return out, false, unavailable(err)
