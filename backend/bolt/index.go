@@ -40,12 +40,17 @@ func (s *spots) find(hash uint64) (first spot, more []spot, ok bool) {
 	return first, more, ok
 }
 
-func (s *spots) add(hash uint64, at spot) {
+func (s *spots) has(hash uint64, at spot) bool {
 	first, more, ok := s.find(hash)
+	return ok && (first == at || slices.Contains(more, at))
+}
+
+func (s *spots) add(hash uint64, at spot) {
+	_, more, ok := s.find(hash)
 	switch {
 	case !ok:
 		s.first[hash] = at
-	case first == at || slices.Contains(more, at):
+	case s.has(hash, at):
 		return
 	default:
 		// A new slice: a reader may be going through the old one.
@@ -136,6 +141,15 @@ func (x *index) logNumberLocked(name logName) (uint64, error) {
 	x.logs = append(x.logs, name)
 	x.number[name] = n
 	return n, nil
+}
+
+// add adds a record. The caller holds mu.
+func (x *index) add(hash uint64, at place) error {
+	number, err := x.logNumberLocked(at.log)
+	if err == nil {
+		x.spots.add(hash, makeSpot(number, at.seq))
+	}
+	return err
 }
 
 // makeSpot returns the spot of a record.

@@ -10,8 +10,7 @@ import (
 // A snapshot is an open read transaction with what has been opened in it. It is
 // used by one goroutine at a time.
 type snapshot struct {
-	tx     *bbolt.Tx
-	root   *bbolt.Bucket // nil if the bucket is not there
+	table
 	logs   map[logName]*bbolt.Cursor
 	seqKey [seqLen]byte
 	epoch  uint64
@@ -22,7 +21,7 @@ type snapshot struct {
 func (s *snapshot) fetch(at place) []byte {
 	cur, ok := s.logs[at.log]
 	if !ok {
-		log := s.root.Bucket(at.log[:])
+		log := s.log(at.log)
 		if log == nil {
 			return nil
 		}
@@ -100,7 +99,12 @@ func (p *snapshots) resume() {
 	p.writing--
 }
 
-// snapshot returns a snapshot of the present state, which release ends or keeps.
+func newSnapshot(t table) *snapshot {
+	return &snapshot{table: t, logs: make(map[logName]*bbolt.Cursor, 4)}
+}
+
+// snapshot returns a snapshot of the present state, which endSnapshot ends or
+// keeps.
 func (c *core) snapshot(db *bbolt.DB) (*snapshot, error) {
 	s, epoch := c.snapshots.take()
 	if s != nil {
@@ -110,7 +114,14 @@ func (c *core) snapshot(db *bbolt.DB) (*snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &snapshot{tx: tx, root: tx.Bucket(c.bucket), logs: make(map[logName]*bbolt.Cursor, 4), epoch: epoch}, nil
+	t, err := c.table(tx)
+	if err != nil {
+		_ = tx.Rollback()
+		return nil, err
+	}
+	s = newSnapshot(t)
+	s.epoch = epoch
+	return s, nil
 }
 
 // endSnapshot ends a snapshot, or keeps it for the next reader.

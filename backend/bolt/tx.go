@@ -81,10 +81,13 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 			}
 			return err
 		}
-		s := &snapshot{tx: b.tx, root: b.tx.Bucket(b.c.bucket), logs: make(map[logName]*bbolt.Cursor)}
-		r, err = b.c.lookupIn(s, key, hash)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
+		}
+		r, err = b.c.lookupIn(newSnapshot(t), key, hash)
 		if err == errIndexNewer {
-			r, err = b.c.scanFor(b.tx, key)
+			r, err = t.scanFor(key)
 		}
 		return err
 	})
@@ -146,16 +149,16 @@ func (b *binding) sweep(_ context.Context, limit int) (n int, err error) {
 	return n, nil
 }
 
-func (b *binding) view(fn func(tx *bbolt.Tx, root *bbolt.Bucket) error) error {
+func (b *binding) view(fn func(t table) error) error {
 	if b.tx == nil || b.tx.DB() == nil {
 		return b.c.failed("use a transaction", errTxClosed)
 	}
 	return b.c.fenced(func() error {
-		root := b.tx.Bucket(b.c.bucket)
-		if root == nil {
-			return b.c.lost("its bucket %q is gone", b.c.bucket)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
 		}
-		return fn(b.tx, root)
+		return fn(t)
 	})
 }
 
