@@ -164,19 +164,19 @@ func New(db *bbolt.DB, opts *Options) (*Backend, error) {
 }
 
 // load reads the storage in the file, or makes it.
-func (c *core) load(db *bbolt.DB, o Options) (err error) {
-	defer c.recovered(&err, debug.SetPanicOnFault(true))
+func (c *core) load(db *bbolt.DB, o Options) error {
 	for {
-		tx, err := db.Begin(false)
+		tx, err := c.begin(db, false)
 		if err != nil {
-			return c.failed("open", err)
+			return err
 		}
-		found, err := c.loadFrom(tx, o)
+		var found bool
+		err = c.fenced(func() error { found, err = c.loadFrom(tx, o); return err })
 		_ = tx.Rollback()
 		if found || err != nil {
 			return err
 		}
-		if err := db.Update(c.makeBucket); err != nil {
+		if err := c.fenced(func() error { return db.Update(c.makeBucket) }); err != nil {
 			return c.failed("make the bucket", err)
 		}
 	}

@@ -68,14 +68,17 @@ func (c *core) newSession(tx *bbolt.Tx) (*session, error) {
 // catchUpCommitted gives the index the committed state.
 func (c *core) catchUpCommitted(db *bbolt.DB) error {
 	for range maxRetries {
-		view, err := db.Begin(false)
+		view, err := c.begin(db, false)
 		if err != nil {
-			return c.failed("read", err)
+			return err
 		}
-		t, err := c.table(view)
-		if err == nil {
-			err = c.catchUp(t)
-		}
+		err = c.fenced(func() error {
+			t, err := c.table(view)
+			if err == nil {
+				err = c.catchUp(t)
+			}
+			return err
+		})
 		_ = view.Rollback()
 		if err != errIndexNewer {
 			return err
