@@ -114,6 +114,8 @@ type core struct {
 
 	calls    sync.RWMutex // held for reading by each call, for good by Close
 	closed   chan struct{}
+	closing  sync.Once
+	closeErr error
 	poisoned atomic.Pointer[poisoned]
 
 	sessionMu sync.Mutex
@@ -218,15 +220,12 @@ func (b *Backend) Close() error {
 	if b.bound != nil {
 		return b.failed("close", errBound)
 	}
-	c := b.core
-	if !c.calls.TryLock() {
-		if !c.enter() { // somebody else has closed it
-			return nil
-		}
-		c.leave()
-		c.calls.Lock()
-	}
-	// It stays locked: no call begins any more.
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (c *core) close() error {
+	c.calls.Lock() // for good: no call begins any more
 	close(c.closed)
 	if c.file == nil {
 		return nil

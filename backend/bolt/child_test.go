@@ -22,6 +22,8 @@ var childJobs = map[string]func(args []string) error{
 	"read-only": childReadOnly,
 	"open":      childOpen,
 	"write":     childWrite,
+	"disk":      childDisk,
+	"limit":     childLimit,
 }
 
 func runChild(job string) int {
@@ -59,7 +61,7 @@ func childCommand(t testing.TB, job string, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self, append([]string{"--"}, args...)...)
-	cmd.Env = append(os.Environ(), childEnv+"="+job)
+	cmd.Env = append(os.Environ(), childEnv+"="+job, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	return cmd
 }

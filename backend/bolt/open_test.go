@@ -318,7 +318,7 @@ func TestReadOnlyFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := exec.Command(self, "--", path)
-		cmd.Env = append(os.Environ(), childEnv+"=read-only")
+		cmd.Env = append(os.Environ(), childEnv+"=read-only", "GORACE=atexit_sleep_ms=0")
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, err := cmd.CombinedOutput()
