@@ -94,6 +94,7 @@ func (s *session) refresh(first bool) error {
 		return err
 	}
 	if h.seq != s.head.seq {
+		clear(s.logs) // they may have dropped one
 		s.c.index.mu.Lock()
 		defer s.c.index.mu.Unlock()
 		err = s.eachRecord(s.head.seq+1, func(at place, v []byte) error {
