@@ -24,6 +24,7 @@ var childJobs = map[string]func(args []string) error{
 	"write":     childWrite,
 	"disk":      childDisk,
 	"limit":     childLimit,
+	"share":     childShare,
 }
 
 func runChild(job string) int {
