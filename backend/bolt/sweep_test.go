@@ -146,9 +146,8 @@ func TestRT1_MixedRetentions(t *testing.T) {
 	machine := newFakeClock()
 	b := machine.use(open(t, testPath(t), nil))
 	type stored struct {
-		r   idem.Record
-		at  time.Duration
-		now time.Duration
+		r  idem.Record
+		at time.Duration
 	}
 	live := make(map[string]*stored)
 	var now time.Duration
