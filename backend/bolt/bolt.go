@@ -291,7 +291,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 		if err != nil {
 			return idem.Record{}, idem.NoEffect(err)
 		}
-		if w.decided(present) {
+		if w.decided(present.Token) {
 			return present, nil
 		}
 	}

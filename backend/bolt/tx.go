@@ -57,7 +57,7 @@ func (b *binding) session() (*session, error) {
 	if c.session != nil && c.session.tx == b.tx {
 		return c.session, c.session.refresh(false)
 	}
-	s, err := c.newSession(b.tx)
+	s, err := c.newSession(b.tx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 		if b.tx.Writable() {
 			s, err := b.session()
 			if err == nil {
-				r, _, _, err = s.get(key, hash)
+				r, err = s.get(key, hash)
 			}
 			return err
 		}
@@ -96,7 +96,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 
 func (b *binding) swap(ctx context.Context, w *write) error {
 	present, err := b.get(ctx, w.key)
-	if err == nil && w.decided(present) {
+	if err == nil && w.decided(present.Token) {
 		w.present = present
 		return nil
 	}
