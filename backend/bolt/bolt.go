@@ -17,7 +17,7 @@
 // # Damage
 //
 // Records have checksums, and opening a file checks all of it, which takes about
-// half a second for a million records. A file that is damaged, cut or emptied is
+// a second for a million records. A file that is damaged, cut or emptied is
 // never repaired, replaced or partly read: it gives [idem.ErrCorrupt] or
 // [idem.ErrStoreLost], and its bytes stay as they are. Restore a copy, or move it
 // away, knowing that every operation in it could then run a second time.

@@ -34,9 +34,9 @@ type log struct {
 	number uint64
 }
 
-// newSession begins a session for about size writes in tx, which another session may have written to.
-// The transaction holds the lock of the writer, so the committed state cannot
-// change before it ends.
+// newSession begins a session for about size writes in tx, which another session
+// may have written to. The transaction holds the lock of the writer, so the
+// committed state cannot change before it ends.
 func (c *core) newSession(tx *bbolt.Tx, size int) (*session, error) {
 	t, err := c.table(tx)
 	if err != nil {
