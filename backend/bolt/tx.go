@@ -57,7 +57,7 @@ func (b *binding) session() (*session, error) {
 	if c.session != nil && c.session.tx == b.tx {
 		return c.session, c.session.refresh(false)
 	}
-	s, err := c.newSession(b.tx)
+	s, err := c.newSession(b.tx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -77,13 +77,17 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 		if b.tx.Writable() {
 			s, err := b.session()
 			if err == nil {
-				r, _, _, err = s.get(key, hash)
+				r, err = s.get(key, hash)
 			}
 			return err
 		}
-		r, err = b.c.lookupIn(b.tx, key, hash)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
+		}
+		r, err = b.c.lookupIn(newSnapshot(t), key, hash)
 		if err == errIndexNewer {
-			r, err = b.c.scanFor(b.tx, key)
+			r, err = t.scanFor(key)
 		}
 		return err
 	})
@@ -92,7 +96,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 
 func (b *binding) swap(ctx context.Context, w *write) error {
 	present, err := b.get(ctx, w.key)
-	if err == nil && w.decided(present) {
+	if err == nil && w.decided(present.Token) {
 		w.present = present
 		return nil
 	}
@@ -145,16 +149,16 @@ func (b *binding) sweep(_ context.Context, limit int) (n int, err error) {
 	return n, nil
 }
 
-func (b *binding) view(fn func(tx *bbolt.Tx, root *bbolt.Bucket) error) error {
+func (b *binding) view(fn func(t table) error) error {
 	if b.tx == nil || b.tx.DB() == nil {
 		return b.c.failed("use a transaction", errTxClosed)
 	}
 	return b.c.fenced(func() error {
-		root := b.tx.Bucket(b.c.bucket)
-		if root == nil {
-			return b.c.lost("its bucket %q is gone", b.c.bucket)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
 		}
-		return fn(b.tx, root)
+		return fn(t)
 	})
 }
 
@@ -229,6 +233,8 @@ func (b *Backend) doOnce(ctx context.Context, store *idem.Store, key string, fp 
 		return out, false, unavailable(err)
 	}
 	defer b.release()
+	b.snapshots.pause()
+	defer b.snapshots.resume()
 	tx, err := b.beginWithin(ctx, db)
 	if err != nil {
 		return out, false, unavailable(err)
