@@ -262,7 +262,7 @@ func checkReadOnly(t testing.TB, b *Backend) {
 	if _, err := b.Sweep(ctx, 10); err == nil {
 		t.Error("Sweep: no error")
 	}
-	_, err := b.Do(ctx, newStore(t, b, nil), "other", fp, nil)
+	_, err := b.Do(ctx, newStore(t, b, nil), "other", fp, neverRunTx)
 	if !errors.Is(err, idem.ErrUnavailable) {
 		t.Errorf("Do: %v", err)
 	}

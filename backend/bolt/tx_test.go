@@ -71,7 +71,7 @@ func TestDo(t *testing.T) {
 		if _, err := b.Do(t.Context(), store, "k", idem.FingerprintOf([]byte("other")), charge); !errors.Is(err, idem.ErrMismatch) {
 			t.Errorf("Do with another payload: %v", err)
 		}
-		if out, err := store.Do(t.Context(), "k", fp, nil); err != nil || !out.Replayed {
+		if out, err := store.Do(t.Context(), "k", fp, neverRun); err != nil || !out.Replayed {
 			t.Errorf("the Store's own Do: %+v, %v", out, err)
 		}
 		if n := counted(t, b, "k"); n != 1 {
@@ -195,11 +195,11 @@ func TestDoWaitsForOtherAttempt(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := b.Do(ctx, store, "k2", fp, nil); !errors.Is(err, idem.ErrInProgress) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := b.Do(ctx, store, "k2", fp, neverRunTx); !errors.Is(err, idem.ErrInProgress) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Do = %v; want ErrInProgress and the context's error", err)
 		}
 		noWait := newStore(t, b, &idem.Options{NoWait: true})
-		if _, err := b.Do(t.Context(), noWait, "k2", fp, nil); !errors.Is(err, idem.ErrInProgress) {
+		if _, err := b.Do(t.Context(), noWait, "k2", fp, neverRunTx); !errors.Is(err, idem.ErrInProgress) {
 			t.Errorf("Do with NoWait = %v", err)
 		}
 	})
@@ -218,7 +218,7 @@ func TestRS4_DoWithoutCaller(t *testing.T) {
 	if err != nil || out.Result.Code != 1 || counted(t, b, "k") != 1 {
 		t.Errorf("Do = %+v, %v, %d changes", out, err, counted(t, b, "k"))
 	}
-	if _, err := b.Do(ctx, store, "k3", fp, nil); !errors.Is(err, context.Canceled) {
+	if _, err := b.Do(ctx, store, "k3", fp, neverRunTx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Do with a context that is done: %v", err)
 	}
 }
@@ -366,7 +366,7 @@ func TestBoundBackendRefuses(t *testing.T) {
 	if err := bound.Close(); err == nil {
 		t.Error("Close of a bound backend: no error")
 	}
-	if _, err := bound.Do(t.Context(), newStore(t, b, nil), "k", fp, nil); err == nil {
+	if _, err := bound.Do(t.Context(), newStore(t, b, nil), "k", fp, neverRunTx); err == nil {
 		t.Error("Do of a bound backend: no error")
 	}
 	if err := tx.Rollback(); err != nil {
@@ -436,4 +436,11 @@ func TestPE8_Keys(t *testing.T) {
 	if _, err := b.Swap(t.Context(), long+"k", "", completed("a.1", 1)); !errors.Is(err, idem.ErrKey) {
 		t.Errorf("a longer key: %v", err)
 	}
+}
+
+// neverRun and neverRunTx are operations that a duplicate must not run.
+func neverRun(context.Context, *idem.Claim) (idem.Result, error) { panic("a duplicate was run") }
+
+func neverRunTx(context.Context, *bbolt.Tx, *idem.Claim) (idem.Result, error) {
+	panic("a duplicate was run")
 }

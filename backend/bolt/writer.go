@@ -249,11 +249,8 @@ func (s *session) apply(w *write) error {
 	return nil
 }
 
-// gaveUp is the error of a caller whose context was done first.
+// gaveUp is the error of a caller whose context was done first. It does not wrap
+// the context's cause, which can be the error of another operation.
 func (c *core) gaveUp(ctx context.Context, while string) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if !errors.Is(cause, err) {
-		err = fmt.Errorf("%w: %w", err, cause)
-	}
-	return fmt.Errorf("bolt: %s: %s: %w", c.path, while, err)
+	return fmt.Errorf("bolt: %s: %s: %w", c.path, while, ctx.Err())
 }
