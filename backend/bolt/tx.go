@@ -191,6 +191,9 @@ func (b *Backend) Do(ctx context.Context, store *idem.Store, key string, fp idem
 	if b.bound != nil {
 		return idem.Outcome{}, &idem.Error{Op: "do", Key: key, Err: errBound}
 	}
+	if fn == nil {
+		return idem.Outcome{}, &idem.Error{Op: "do", Key: key, Err: fmt.Errorf("%w: there is no function to run", idem.ErrOptions)}
+	}
 	for {
 		out, waits, err := b.doOnce(ctx, store, key, fp, fn)
 		if !waits {
@@ -213,7 +216,8 @@ func (b *Backend) doOnce(ctx context.Context, store *idem.Store, key string, fp 
 	if present.Status == idem.Completed || present.LeaseLeft() > 0 {
 		// Most likely there is nothing to write, and the Store can tell without
 		// the writer.
-		out, err = store.With(&Backend{core: b.core, bound: &binding{c: b.core}}).Do(ctx, key, fp, nil)
+		out, err = store.With(&Backend{core: b.core, bound: &binding{c: b.core}}).Do(ctx, key, fp,
+			func(context.Context, *idem.Claim) (idem.Result, error) { return idem.Result{}, errNeedsWriter })
 		if !errors.Is(err, errNeedsWriter) {
 			return out, errors.Is(err, idem.ErrInProgress), err
 		}
