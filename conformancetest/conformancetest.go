@@ -112,6 +112,8 @@ var groups = []group{
 	{"Lister", listCases},
 	{"Watcher", watchCases},
 	{"Model", modelCases},
+	{"Store", storeCases},
+	{"StoreTx", storeTxCases},
 }
 
 type group struct {

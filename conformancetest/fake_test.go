@@ -156,7 +156,7 @@ func (h *handle) live(key string) idem.Record {
 	key = h.key(key)
 	e, ok := h.records[key]
 	if h.tx != nil {
-		if own, written := h.tx.written[key]; written {
+		if own, written := h.tx.written[key]; written && !h.is("hides a transaction's own Swaps") {
 			e, ok = own, true
 		}
 	}

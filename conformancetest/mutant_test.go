@@ -71,6 +71,7 @@ var mutants = []struct {
 	{fault: "hides a failure", caughtBy: "Backend/Broken"},
 
 	{fault: "writes through transactions", caughtBy: "Tx/Rollback Tx/Commit"},
+	{fault: "hides a transaction's own Swaps", caughtBy: "Tx/OwnSwaps"},
 	{fault: "breaks a transaction by a refused Swap", caughtBy: "Tx/RefusedSwap"},
 	{fault: "commits in spite of a race", caughtBy: "Tx/LostRace", options: options(optimistic)},
 
