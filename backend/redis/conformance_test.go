@@ -1,0 +1,156 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/conformancetest"
+	"github.com/idem-go/idem/internal/faultproxy"
+	"github.com/idem-go/idem/internal/testredis"
+)
+
+// A place is where the conformance suite runs: a kind of server and of client.
+type place struct {
+	connect func(t testing.TB) goredis.UniversalClient // over a proxy
+	admin   goredis.UniversalClient                    // with all rights
+	down    func(bool)                                 // cut the connections and refuse new ones, or end that
+}
+
+func (p place) harness() conformancetest.Harness {
+	var mu sync.Mutex
+	options := make(map[idem.Backend]*Options)
+	open := func(t testing.TB, o *Options) idem.Backend {
+		b := newBackend(t, p.connect(t), o)
+		mu.Lock()
+		defer mu.Unlock()
+		options[b] = o
+		return b
+	}
+	optionsOf := func(b idem.Backend) *Options {
+		mu.Lock()
+		defer mu.Unlock()
+		return options[b]
+	}
+	return conformancetest.Harness{
+		New:  func(t testing.TB) idem.Backend { return open(t, own()) },
+		Peer: func(t testing.TB, b idem.Backend) idem.Backend { return open(t, optionsOf(b)) },
+		Advance: func(t testing.TB, b idem.Backend, d time.Duration) {
+			age(t, p.admin, optionsOf(b).Prefix, d)
+		},
+		InTx: func(t testing.TB, b idem.Backend, fn func(tx idem.Backend) error) error {
+			return inTx(t.Context(), b.(*Backend), fn)
+		},
+		Break: func(testing.TB, idem.Backend) (restore func()) {
+			p.down(true)
+			return func() { p.down(false) }
+		},
+		Writes: func(t testing.TB, b idem.Backend) uint64 { return changes(t, p.admin) },
+	}
+}
+
+// inTx runs fn in a transaction. In a cluster it can have keys of one slot only.
+func inTx(ctx context.Context, b *Backend, fn func(tx idem.Backend) error) error {
+	err := b.client.Watch(ctx, func(tx *goredis.Tx) error {
+		p := tx.TxPipeline()
+		if err := fn(b.WithTx(tx, p)); err != nil {
+			return err
+		}
+		if p.Len() == 0 {
+			return nil
+		}
+		_, err := p.Exec(ctx)
+		return err
+	})
+	if errors.Is(err, goredis.TxFailedErr) {
+		return fmt.Errorf("%w: %w", idem.ErrRetryTx, err)
+	}
+	return err
+}
+
+// masters calls fn for each master behind a client.
+func masters(t testing.TB, c goredis.UniversalClient, fn func(ctx context.Context, c goredis.UniversalClient) error) {
+	t.Helper()
+	ctx := context.Background()
+	var err error
+	if cluster, ok := c.(*goredis.ClusterClient); ok {
+		err = cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error { return fn(ctx, c) })
+	} else {
+		err = fn(ctx, c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// age makes the stored records older, or younger.
+func age(t testing.TB, admin goredis.UniversalClient, prefix string, d time.Duration) {
+	t.Helper()
+	masters(t, admin, func(ctx context.Context, c goredis.UniversalClient) error {
+		names, err := c.Keys(ctx, globQuote(prefix)+"{*").Result()
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			v, err := c.Get(ctx, name).Bytes()
+			if err == goredis.Nil {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			was := readStamp(v)
+			aged := stamp(v[headLen:], max(0, was-d.Microseconds()))
+			if err := c.Do(ctx, "set", name, aged, "keepttl").Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func readStamp(v []byte) int64 {
+	r := reader{b: v[stampAt:]}
+	return int64(r.uint64())
+}
+
+// changes counts the writes to a storage.
+func changes(t testing.TB, admin goredis.UniversalClient) uint64 {
+	t.Helper()
+	var mu sync.Mutex
+	var sum uint64
+	masters(t, admin, func(ctx context.Context, c goredis.UniversalClient) error {
+		info, err := c.Info(ctx, "persistence").Result()
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseUint(parseInfo(info)["rdb_changes_since_last_save"], 10, 64)
+		mu.Lock()
+		defer mu.Unlock()
+		sum += n
+		return err
+	})
+	return sum
+}
+
+// single returns a place with one server.
+func single(t testing.TB, opts goredis.Options) place {
+	addr := testredis.Shared(t)
+	proxy := faultproxy.New(t, addr)
+	return place{
+		connect: func(t testing.TB) goredis.UniversalClient { return testredis.Client(t, proxy.Addr(), &opts) },
+		admin:   testredis.Client(t, addr, nil),
+		down:    proxy.Refuse,
+	}
+}
+
+func TestConformance(t *testing.T) {
+	conformancetest.Run(t, single(t, goredis.Options{}).harness())
+}
