@@ -171,7 +171,7 @@ func TestObserve(t *testing.T) {
 		_, _ = s.Do(ctx, "k", payloadA, succeed)
 		expect(idem.Event{Op: "begin", Attempt: 2, Replayed: true}, idem.Event{Op: "do", Attempt: 2, Replayed: true})
 		_, _ = s.Do(ctx, "k", payloadB, succeed)
-		expect(idem.Event{Op: "begin", Err: idem.ErrMismatch}, idem.Event{Op: "do", Err: idem.ErrMismatch})
+		expect(idem.Event{Op: "begin", Attempt: 2, Err: idem.ErrMismatch}, idem.Event{Op: "do", Err: idem.ErrMismatch})
 		_ = s.Forget(ctx, "k", 2)
 		_, _ = s.Reclaim(ctx, "k", 3)
 		_, _ = s.Lookup(ctx, "k")

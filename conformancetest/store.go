@@ -82,7 +82,13 @@ func (e *env) replay(s *idem.Store, key string, want idem.Result) *idem.Record {
 }
 
 // refused begins the key and wants the error.
-func (e *env) refused(s *idem.Store, key string, fp idem.Fingerprint, want error) *idem.Error {
+func (e *env) refused(s *idem.Store, key string, fp idem.Fingerprint, want error) {
+	e.t.Helper()
+	_ = e.refusal(s, key, fp, want)
+}
+
+// refusal does the same and returns what the caller was told.
+func (e *env) refusal(s *idem.Store, key string, fp idem.Fingerprint, want error) *idem.Error {
 	e.t.Helper()
 	c, done, err := s.Begin(e.ctx, key, fp)
 	if c != nil || done != nil || !errors.Is(err, want) {
@@ -136,6 +142,12 @@ func (e *env) done(s *idem.Store, key string, fp idem.Fingerprint, r idem.Result
 	c := e.claim(s, key, fp)
 	e.is("Complete", s.Complete(e.ctx, c, r), nil)
 	return c
+}
+
+// never is an operation that must not run: its key is another caller's, or done.
+func (e *env) never(_ context.Context, c *idem.Claim) (idem.Result, error) {
+	e.errorf("the operation of a caller who must not run it ran, as attempt %d of %q", c.Attempt, short(c.Key))
+	return idem.Result{}, nil
 }
 
 func text(s string) idem.Result { return idem.Result{Code: 200, Body: []byte(s)} }

@@ -81,24 +81,35 @@ func (e *env) running(s *idem.Store, key string, r idem.Result, opErr error) (fi
 	}
 }
 
+// counting returns a Store on b and the number of its callers that were refused
+// because an attempt is running: those who wait.
+func (e *env) counting(b idem.Backend) (*idem.Store, *atomic.Int64) {
+	e.t.Helper()
+	refused := new(atomic.Int64)
+	return e.store(b, &idem.Options{Lease: lease, Observe: func(_ context.Context, event idem.Event) {
+		if event.Op == "begin" && errors.Is(event.Err, idem.ErrInProgress) {
+			refused.Add(1)
+		}
+	}}), refused
+}
+
 // storyWaiters lets duplicates wait, on the same handle and on others, through
 // the storage's Watch where it has one.
 func storyWaiters(e *env) {
 	const waiters = 24
-	stores := e.stores(3)
-	finish := e.running(stores[0], "k", text("slow"), nil)
+	s, waitHere := e.counting(e.b)
+	peer, waitThere := e.counting(e.peer())
+	finish := e.running(s, "k", text("slow"), nil)
 	answers := make(chan idem.Outcome, waiters)
 	for i := range waiters {
 		go func() {
-			out, err := stores[i%3].Do(e.ctx, "k", payload, func(context.Context, *idem.Claim) (idem.Result, error) {
-				e.errorf("a duplicate ran the operation")
-				return idem.Result{}, nil
-			})
+			out, err := []*idem.Store{s, peer}[i%2].Do(e.ctx, "k", payload, e.never)
 			e.is("Do that waits", err, nil)
 			answers <- out
 		}()
 	}
-	_, err := stores[1].Do(e.ctx, "k", otherPayload, nil)
+	e.eventually("the duplicates wait", func() bool { return waitHere.Load()+waitThere.Load() == waiters })
+	_, err := peer.Do(e.ctx, "k", otherPayload, e.never)
 	e.is("Do with another payload", err, idem.ErrMismatch)
 	e.is("Do", finish(), nil)
 	e.promptly("Do that waits for an operation that has ended", func() {
@@ -118,7 +129,7 @@ func storyWaitersShare(e *env) {
 	answers := make(chan error, waiters)
 	for range waiters {
 		go func() {
-			_, err := s.Do(e.ctx, "k", payload, nil)
+			_, err := s.Do(e.ctx, "k", payload, e.never)
 			answers <- err
 		}()
 	}
@@ -140,8 +151,9 @@ func storyWaitersShare(e *env) {
 
 // takesOver lets a duplicate wait for an operation that ends without a result,
 // and returns the claim with which it runs the operation itself.
-func (e *env) takesOver(first, second *idem.Store, key string, opErr error) *idem.Claim {
+func (e *env) takesOver(first *idem.Store, b idem.Backend, key string, opErr error) *idem.Claim {
 	e.t.Helper()
+	second, waiting := e.counting(b)
 	finish := e.running(first, key, idem.Result{}, opErr)
 	ended := make(chan error, 1)
 	var own *idem.Claim
@@ -152,6 +164,7 @@ func (e *env) takesOver(first, second *idem.Store, key string, opErr error) *ide
 		})
 		ended <- err
 	}()
+	e.eventually("the duplicate waits", func() bool { return waiting.Load() > 0 })
 	if err := finish(); !errors.Is(err, opErr) && err.Error() != opErr.Error() {
 		e.errorf("Do gave the error %v, want the operation's", err)
 	}
@@ -166,9 +179,9 @@ func (e *env) takesOver(first, second *idem.Store, key string, opErr error) *ide
 var errOperation = errors.New("the operation failed")
 
 func storyWaiterAfterRelease(e *env) {
-	stores := e.stores(2)
-	for i, second := range stores {
-		c := e.takesOver(stores[0], second, fmt.Sprintf("k%d", i), idem.NoEffect(errOperation))
+	s := e.store(e.b, nil)
+	for i, b := range e.handles(2) {
+		c := e.takesOver(s, b, fmt.Sprintf("k%d", i), idem.NoEffect(errOperation))
 		if c.Takeover || c.Attempt != 2 {
 			e.errorf("after a release the claim has attempt %d, takeover %v; want 2, false", c.Attempt, c.Takeover)
 		}
@@ -176,9 +189,9 @@ func storyWaiterAfterRelease(e *env) {
 }
 
 func storyWaiterAfterAbandon(e *env) {
-	stores := e.stores(2)
-	for i, second := range stores {
-		c := e.takesOver(stores[0], second, fmt.Sprintf("k%d", i), errOperation)
+	s := e.store(e.b, nil)
+	for i, b := range e.handles(2) {
+		c := e.takesOver(s, b, fmt.Sprintf("k%d", i), errOperation)
 		if !c.Takeover || c.Attempt != 2 {
 			e.errorf("after an error the claim has attempt %d, takeover %v; want 2, true", c.Attempt, c.Takeover)
 		}
@@ -212,7 +225,7 @@ func storyPanic(e *env) {
 		gone := make(chan any)
 		go func() {
 			defer func() { gone <- recover() }()
-			s.Do(e.ctx, what, payload, func(context.Context, *idem.Claim) (idem.Result, error) {
+			_, _ = s.Do(e.ctx, what, payload, func(context.Context, *idem.Claim) (idem.Result, error) {
 				crash()
 				return idem.Result{}, nil
 			})
@@ -309,7 +322,7 @@ func storyWaiterGivesUp(e *env) {
 	for _, s := range stores {
 		e.promptly("Do with a deadline", func() {
 			err := e.within(50*time.Millisecond, func(ctx context.Context) error {
-				out, err := s.Do(ctx, "k", payload, nil)
+				out, err := s.Do(ctx, "k", payload, e.never)
 				if out.Replayed || out.Attempt != 0 {
 					e.errorf("Do that gave up gave %+v", out)
 				}
@@ -319,7 +332,7 @@ func storyWaiterGivesUp(e *env) {
 			e.is("Do that gave up", err, context.DeadlineExceeded)
 		})
 	}
-	_, err := e.store(e.b, &idem.Options{NoWait: true}).Do(e.ctx, "k", payload, nil)
+	_, err := e.store(e.b, &idem.Options{NoWait: true}).Do(e.ctx, "k", payload, e.never)
 	e.is("Do with NoWait", err, idem.ErrInProgress)
 	e.unchanged(stores[1], "k", before)
 }

@@ -66,8 +66,25 @@ func storyScopesJoin(e *env) {
 	own := make(map[string]*idem.Store)
 	var names []string
 	for _, pair := range [][2]string{
-		{"", "a:b:c"}, {"a", "b:c"}, {"a:b", "c"}, {"a:", "b:c"}, {"a", ":b:c"}, {"a:b:", "c"}, {"a", "c"}, {"a/b", "c"}, {"a", "b/c"},
-		{"{a}", "b"}, {"a", "{b}"}, {"", "a b"}, {"a", "b"}, {"a ", "b"}, {"a", " b"}, {"A", "b"}, {"%", "b"}, {"*", "b"}, {"a_", "b"},
+		{"", "a:b:c"},
+		{"a", "b:c"},
+		{"a:b", "c"},
+		{"a:", "b:c"},
+		{"a", ":b:c"},
+		{"a:b:", "c"},
+		{"a", "c"},
+		{"a/b", "c"},
+		{"a", "b/c"},
+		{"{a}", "b"},
+		{"a", "{b}"},
+		{"", "a b"},
+		{"a", "b"},
+		{"a ", "b"},
+		{"a", " b"},
+		{"A", "b"},
+		{"%", "b"},
+		{"*", "b"},
+		{"a_", "b"},
 	} {
 		scoped := s
 		if pair[0] != "" {
@@ -124,7 +141,7 @@ func storyBadKeys(e *env) {
 			e.is("Forget with a bad key", s.Forget(e.ctx, key, 1), idem.ErrKey)
 			_, err = s.Reclaim(e.ctx, key, 1)
 			e.is("Reclaim with a bad key", err, idem.ErrKey)
-			_, err = s.Do(e.ctx, key, payload, nil)
+			_, err = s.Do(e.ctx, key, payload, e.never)
 			e.is("Do with a bad key", err, idem.ErrKey)
 		}
 	}

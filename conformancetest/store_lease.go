@@ -1,7 +1,6 @@
 package conformancetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -13,8 +12,6 @@ const (
 	ruleTakeover = "Under Takeover a claim whose lease is over goes to the next caller with the same payload, who is told."
 	ruleStale    = "An attempt that has lost the claim changes nothing: Complete, Extend and Checkpoint are ErrLost, Release and Abandon do nothing."
 	ruleLapsed   = "A claim whose lease is over but that nobody took over can still be extended and completed."
-	ruleHold     = "Under Hold a lapsed attempt is ErrUnresolved until Resolve, Forget or Reclaim has decided, however long that takes."
-	ruleTellsFor = "A claim with Takeover can speak only for itself: its Release ends like Abandon."
 )
 
 var leaseCases = []testCase{
@@ -26,17 +23,10 @@ var leaseCases = []testCase{
 	{name: "LS-4/LapsedClaim", rule: ruleLapsed, timed: true, run: storyLapsedClaim},
 	{name: "LS-4/Extend", rule: "Extend gives the claim a new lease from now.", timed: true, run: storyExtend},
 	{name: "RD-4/Vanished", rule: "A claim whose record is gone is lost, which shows at the next write.", timed: true, run: storyVanished},
+	{name: "TM-1/ClockSetBack", rule: "A clock that is set back makes no wait longer than the lease and takes nothing away.", needs: needAdvance, run: storyClockSetBack},
 	{name: "TM-3/Lease", rule: "A lease ends when it is over: no sooner, and not in another unit.", run: storyLease},
 	{name: "TM-3/Durations", rule: "Durations out of range are ErrOptions; tiny ones are rounded up, never to none.", run: storyDurations},
 	{name: "TwoStores", rule: "Stores with other options share a backend: each claim keeps its own lease, each Store its own policy.", timed: true, run: storyTwoStores},
-}
-
-var holdCases = []testCase{
-	{name: "LS-6/Hold", rule: ruleHold, timed: true, run: storyHold},
-	{name: "LS-6/Resolve", rule: "Resolve records the outcome of a lapsed attempt, and of no other.", timed: true, run: storyResolve},
-	{name: "LS-6/Forget", rule: "Forget frees the key of a lapsed attempt, and of no other.", timed: true, run: storyForget},
-	{name: "LS-6/Reclaim", rule: "Reclaim takes over a lapsed attempt to find out; Release of its claim frees the key.", timed: true, run: storyReclaim},
-	{name: "LS-6/TakeoverRelease", rule: ruleTellsFor, timed: true, run: storyTakeoverRelease},
 }
 
 func storyCrash(e *env) {
@@ -153,10 +143,13 @@ func storyStaleAfterCompletion(e *env) {
 func storyTakeoverRace(e *env) {
 	const callers = 12
 	stores := e.stores(3)
-	for round := range rounds(12) {
-		key := fmt.Sprintf("k%d", round)
-		first := e.claim(stores[0], key, payload)
-		e.clock.pass(lease)
+	var held []*idem.Claim
+	for round := range rounds(20) {
+		held = append(held, e.claim(stores[0], fmt.Sprintf("k%d", round), payload))
+	}
+	e.clock.pass(lease)
+	for round, first := range held {
+		key := first.Key
 		var claims [callers]*idem.Claim
 		var kept error
 		together(callers, func(i int) {
@@ -282,6 +275,27 @@ func storyVanished(e *env) {
 	e.want("Lookup after that", e.lookup(stores[1], "lonely"), idem.Record{})
 }
 
+func storyClockSetBack(e *env) {
+	stores := e.stores(2)
+	c, slow := e.claim(stores[0], "k", payload), e.claim(stores[0], "slow", payload)
+	e.clock.pass(-5 * time.Hour)
+	e.refused(stores[1], "k", payload, idem.ErrInProgress)
+	e.is("Extend", stores[0].Extend(e.ctx, c), nil)
+	e.refused(stores[1], "k", payload, idem.ErrInProgress)
+	e.is("Complete", stores[0].Complete(e.ctx, c, text("done")), nil)
+	e.clock.pass(-5 * time.Hour)
+	e.sweep(100)
+	e.replay(stores[1], "k", text("done"))
+	// A lease ends after what the clock was set back by and its own length.
+	e.clock.pass(10*time.Hour + lease)
+	if c := e.claim(stores[1], "slow", payload); !c.Takeover {
+		e.errorf("the claim after a lease that is over has no Takeover")
+	}
+	e.is("Complete of a claim that was taken over", stores[0].Complete(e.ctx, slow, text("slow")), idem.ErrLost)
+	e.clock.pass(retention)
+	e.want("Lookup after the retention", e.lookup(stores[1], "k"), idem.Record{})
+}
+
 // storyLease has a lease of one and a half seconds, which is neither one nor
 // two.
 func storyLease(e *env) {
@@ -370,149 +384,4 @@ func storyTwoStores(e *env) {
 	if r := e.lookup(brief, "omitted"); r.TTL != idem.MaxRetention {
 		e.errorf("the completed record is kept for %v, want %v", r.TTL, idem.MaxRetention)
 	}
-}
-
-// holding returns a Store under Hold and claims the keys, with a checkpoint,
-// and lets their leases run out.
-func (e *env) holding(keys ...string) (*idem.Store, []*idem.Claim) {
-	e.t.Helper()
-	s := e.store(e.b, &idem.Options{Lease: lease, OnLapse: idem.Hold})
-	var claims []*idem.Claim
-	for _, key := range keys {
-		c := e.claim(s, key, payload)
-		e.is("Checkpoint", s.Checkpoint(e.ctx, c, []byte("about to pay "+key)), nil)
-		claims = append(claims, c)
-	}
-	e.clock.pass(lease)
-	return s, claims
-}
-
-func storyHold(e *env) {
-	s, claims := e.holding("k", "late")
-	for range 2 {
-		refusal := e.refused(s, "k", payload, idem.ErrUnresolved)
-		if errors.Is(refusal, idem.ErrInProgress) || refusal.RetryAfter() != 0 {
-			e.errorf("an unresolved attempt looks like a running one: %v", refusal)
-		}
-		if refusal.Record.Attempt != 1 || string(refusal.Record.Checkpoint) != "about to pay k" {
-			e.errorf("the refusal tells of attempt %d with the checkpoint %q", refusal.Record.Attempt, refusal.Record.Checkpoint)
-		}
-		_, err := s.Do(e.ctx, "k", payload, func(context.Context, *idem.Claim) (idem.Result, error) {
-			e.errorf("Do ran an operation whose outcome is unresolved")
-			return idem.Result{}, nil
-		})
-		e.is("Do", err, idem.ErrUnresolved)
-		e.clock.pass(retention + 2*lease) // far beyond what a claim under Takeover is kept for
-		e.sweep(100)
-	}
-	// The holder was only slow.
-	e.is("Complete by the holder", s.Complete(e.ctx, claims[1], text("late")), nil)
-	e.replay(s, "late", text("late"))
-}
-
-func storyResolve(e *env) {
-	s, claims := e.holding("k", "again")
-	running := e.claim(s, "running", payload)
-	e.is("Resolve of a running attempt", s.Resolve(e.ctx, "running", 1, text("x")), idem.ErrInProgress)
-	e.is("Resolve of an absent key", s.Resolve(e.ctx, "absent", 1, text("x")), idem.ErrLost)
-	for _, attempt := range []int{0, 2, -1} {
-		e.is("Resolve of another attempt", s.Resolve(e.ctx, "k", attempt, text("x")), idem.ErrLost)
-	}
-	e.refused(s, "k", payload, idem.ErrUnresolved)
-	e.is("Resolve", s.Resolve(e.ctx, "k", 1, text("paid")), nil)
-	e.replay(s, "k", text("paid"))
-	e.refused(s, "k", otherPayload, idem.ErrMismatch)
-	e.is("Resolve again, with the same result", s.Resolve(e.ctx, "k", 1, text("paid")), nil)
-	e.is("Resolve again, with another result", s.Resolve(e.ctx, "k", 1, text("x")), idem.ErrCompleted)
-	e.is("Complete by the holder, with the same result", s.Complete(e.ctx, claims[0], text("paid")), nil)
-	e.is("Complete by the holder, with another result", s.Complete(e.ctx, claims[0], text("x")), idem.ErrCompleted)
-
-	e.is("Release of a claim", s.Release(e.ctx, running), nil)
-	e.is("Resolve of a released key", s.Resolve(e.ctx, "running", 1, text("x")), idem.ErrLost)
-
-	// Many decide at once; one decision stands.
-	var errs [8]error
-	stores := e.handles(2)
-	together(8, func(i int) {
-		errs[i] = e.store(stores[i%2], nil).Resolve(e.ctx, "again", 1, text(fmt.Sprint(i)))
-	})
-	decided := 0
-	for _, err := range errs {
-		if err == nil {
-			decided++
-		} else {
-			e.is("Resolve that comes second", err, idem.ErrCompleted)
-		}
-	}
-	if decided != 1 {
-		e.errorf("%d of 8 decisions stand, want 1", decided)
-	}
-}
-
-func storyForget(e *env) {
-	s, claims := e.holding("k")
-	e.claim(s, "running", payload)
-	e.is("Forget of a running attempt", s.Forget(e.ctx, "running", 1), idem.ErrInProgress)
-	e.is("Forget of an absent key", s.Forget(e.ctx, "absent", 1), idem.ErrLost)
-	e.is("Forget of another attempt", s.Forget(e.ctx, "k", 2), idem.ErrLost)
-	e.refused(s, "k", payload, idem.ErrUnresolved)
-	e.is("Forget", s.Forget(e.ctx, "k", 1), nil)
-	e.is("Forget again", s.Forget(e.ctx, "k", 1), idem.ErrLost)
-	e.is("Complete after Forget", s.Complete(e.ctx, claims[0], text("late")), idem.ErrLost)
-	c := e.claim(s, "k", otherPayload)
-	if c.Attempt != 2 || c.Takeover || len(c.Checkpoint) > 0 {
-		e.errorf("after Forget the claim has attempt %d, takeover %v, checkpoint %q; want 2, false, none", c.Attempt, c.Takeover, c.Checkpoint)
-	}
-	e.is("Complete after Forget", s.Complete(e.ctx, claims[0], text("late")), idem.ErrLost)
-	e.is("Complete", s.Complete(e.ctx, c, text("done")), nil)
-	e.is("Forget of a completed attempt", s.Forget(e.ctx, "k", 2), idem.ErrCompleted)
-}
-
-func storyReclaim(e *env) {
-	s, claims := e.holding("done", "not done", "unclear")
-	reclaim := func(key string, attempt int) *idem.Claim {
-		c, err := s.Reclaim(e.ctx, key, attempt)
-		if err != nil {
-			e.fatalf("Reclaim(%q) failed: %v", key, err)
-		}
-		if !c.Takeover || c.Attempt != attempt+1 || string(c.Checkpoint) != "about to pay "+key {
-			e.errorf("Reclaim(%q) gave attempt %d, takeover %v, checkpoint %q", key, c.Attempt, c.Takeover, c.Checkpoint)
-		}
-		_, err = s.Reclaim(e.ctx, key, attempt)
-		e.is("Reclaim of an attempt that was reclaimed", err, idem.ErrLost)
-		_, err = s.Reclaim(e.ctx, key, attempt+1)
-		e.is("Reclaim of a running attempt", err, idem.ErrInProgress)
-		e.refused(s, key, payload, idem.ErrInProgress)
-		return c
-	}
-	e.is("Complete of a reclaimed attempt", s.Complete(e.ctx, reclaim("done", 1), text("paid")), nil)
-	e.is("Complete by the holder", s.Complete(e.ctx, claims[0], text("paid")), idem.ErrLost)
-	e.replay(s, "done", text("paid"))
-
-	e.is("Release of a reclaimed attempt", s.Release(e.ctx, reclaim("not done", 1)), nil)
-	if c := e.claim(s, "not done", otherPayload); c.Takeover || c.Attempt != 3 {
-		e.errorf("after Release of a reclaimed attempt the claim has attempt %d, takeover %v; want 3, false", c.Attempt, c.Takeover)
-	}
-
-	e.is("Abandon of a reclaimed attempt", s.Abandon(e.ctx, reclaim("unclear", 1)), nil)
-	e.refused(s, "unclear", payload, idem.ErrUnresolved)
-	e.is("Release of a reclaimed attempt", s.Release(e.ctx, reclaim("unclear", 2)), nil)
-	e.claim(s, "unclear", payload)
-}
-
-func storyTakeoverRelease(e *env) {
-	s := e.store(e.b, nil)
-	first := e.claim(s, "k", payload)
-	e.is("Checkpoint", s.Checkpoint(e.ctx, first, []byte("paid")), nil)
-	e.is("Abandon", s.Abandon(e.ctx, first), nil)
-	for attempt := 2; attempt < 4; attempt++ {
-		c := e.claim(s, "k", payload)
-		if !c.Takeover || c.Attempt != attempt || string(c.Checkpoint) != "paid" {
-			e.errorf("the claim has attempt %d, takeover %v, checkpoint %q; want %d, true, paid", c.Attempt, c.Takeover, c.Checkpoint, attempt)
-		}
-		e.is("Release of a claim with Takeover", s.Release(e.ctx, c), nil)
-		e.refused(s, "k", otherPayload, idem.ErrMismatch)
-	}
-	e.is("Forget", s.Forget(e.ctx, "k", 3), nil)
-	e.claim(s, "k", otherPayload)
 }

@@ -46,6 +46,7 @@ func storyRetention(e *env) {
 	completed := e.clock.during(func() { e.is("Complete", stores[0].Complete(e.ctx, first, text("done")), nil) })
 	for range 2 { // beyond the retention counted from the claim
 		e.clock.pass(10 * time.Hour)
+		e.lookup(stores[0], "k")
 		e.stillReplayed(stores[1], "k", completed, text("done"))
 	}
 	e.clock.pass(4 * time.Hour) // no Sweep has run
@@ -76,7 +77,7 @@ func storySlowClaim(e *env) {
 }
 
 func storySweepBesideClaims(e *env) {
-	const n = 10
+	n := rounds(40)
 	s := e.store(e.b, nil)
 	each := func(what string, do func(key string)) {
 		for i := range n {

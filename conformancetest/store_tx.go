@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/idem-go/idem"
@@ -11,6 +12,7 @@ import (
 
 const (
 	ruleOneTx   = "Claim, effect and result in one transaction commit together or not at all."
+	ruleDoTx    = "DoTx has one effect, which commits with the result, whatever becomes of the replies to commits."
 	ruleTxDone  = "Complete in the transaction of the effect: both commit, or neither."
 	ruleTxLost  = "Complete in a transaction whose claim was lost is ErrLost, so that the effect is rolled back."
 	ruleTxClaim = "A transaction that holds a key excludes others, and leaves no trace if it rolls back."
@@ -21,6 +23,8 @@ const (
 var storeTxCases = []testCase{
 	{name: "EverythingInOne", rule: ruleOneTx, needs: needInTx, run: storyTxEverything},
 	{name: "Do", rule: ruleOneTx, needs: needInTx, run: storyTxDo},
+	{name: "DoTx/OneRuns", rule: ruleDoTx, needs: needInTx, run: storyDoTx},
+	{name: "DoTx/CommitReplyLost", rule: ruleDoTx, needs: needInTx, run: storyDoTxReplyLost},
 	{name: "CompleteInTx", rule: ruleTxDone, needs: needInTx, run: storyTxComplete},
 	{name: "CompleteLost", rule: ruleTxLost, needs: needInTx, timed: true, run: storyTxLost},
 	{name: "KF-1/OtherPayload", rule: ruleMismatch, needs: needInTx, run: storyTxMismatch},
@@ -113,6 +117,59 @@ func storyTxDo(e *env) {
 	e.wantEffect("k", true)
 }
 
+// doTx runs DoTx, in whose transaction the effect is written. commit sees how
+// each transaction ended, and says how it is reported.
+func (e *env) doTx(s *idem.Store, key string, commit func(error) error) (idem.Outcome, error) {
+	return s.DoTx(e.ctx, key, payload, func(ctx context.Context, body idem.TxBody) error {
+		return commit(e.inTx(func(tx idem.Backend) error {
+			return body(ctx, tx, func(context.Context, *idem.Claim) (idem.Result, error) {
+				return text("done"), e.effect(tx, key)
+			})
+		}))
+	})
+}
+
+func storyDoTx(e *env) {
+	stores := e.stores(2)
+	for round := range rounds(8) {
+		key := fmt.Sprintf("k%d", round)
+		var fresh atomic.Int64
+		together(8, func(i int) {
+			out, err := e.doTx(stores[i%2], key, func(err error) error { return err })
+			e.is("DoTx", err, nil)
+			if !out.Result.Equal(text("done")) || out.Attempt != 1 {
+				e.errorf("DoTx gave %+v", out)
+			}
+			if !out.Replayed {
+				fresh.Add(1)
+			}
+		})
+		if fresh.Load() != 1 {
+			e.errorf("%d callers of DoTx were told that theirs had run, want 1", fresh.Load())
+		}
+		e.wantEffect(key, true)
+		e.replay(stores[1], key, text("done"))
+	}
+}
+
+func storyDoTxReplyLost(e *env) {
+	s := e.store(e.b, nil)
+	lost := 0
+	out, err := e.doTx(s, "k", func(err error) error {
+		if err == nil && lost == 0 {
+			lost++
+			return errLine
+		}
+		return err
+	})
+	e.is("DoTx whose commit was not answered", err, nil)
+	if lost != 1 || out.Replayed || !out.Result.Equal(text("done")) {
+		e.errorf("after %d commits that were not answered DoTx gave %+v", lost, out)
+	}
+	e.wantEffect("k", true)
+	e.replay(s, "k", text("done"))
+}
+
 // storyTxComplete claims first and completes with the effect; a transaction
 // that is rolled back is run again with the same claim.
 func storyTxComplete(e *env) {
@@ -181,7 +238,7 @@ func storyTxMismatch(e *env) {
 			e.refused(bound, key, otherPayload, idem.ErrMismatch)
 		}
 		e.refused(bound, "live", payload, idem.ErrInProgress)
-		_, err := bound.Do(e.ctx, "live", payload, nil)
+		_, err := bound.Do(e.ctx, "live", payload, e.never)
 		e.is("Do in a transaction, of a running operation", err, idem.ErrInProgress)
 		e.replay(bound, "completed", text("done"))
 		if c := e.claim(bound, "lapsed", payload); !c.Takeover || c.Attempt != 2 {

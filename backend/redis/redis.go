@@ -168,6 +168,9 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	if err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
 	}
+	if old == new.Token {
+		return b.Get(ctx, key) // it is stored, or another record is in the way
+	}
 	w := &write{old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}
 	r := &request{name: b.Key(key), write: w}
 	a, err := b.ask(ctx, op, r)

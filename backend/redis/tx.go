@@ -136,7 +136,7 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 	if err != nil {
 		return idem.Record{}, idem.NoEffect(err)
 	}
-	if now.Token != old {
+	if now.Token != old || old == new.Token {
 		return now.Clone(), nil
 	}
 	encoded, err := encode(key, new)
