@@ -82,7 +82,7 @@ func lost(format string, args ...any) error {
 // were in it. Records that are there are kept. All processes go on with it; those
 // that run need not be restarted.
 //
-// In a cluster there is nothing to initialise.
+// In a cluster without a hash tag in Options.Prefix there is nothing to initialise.
 func (b *Backend) Init(ctx context.Context) error {
 	if b.canary == "" {
 		return nil

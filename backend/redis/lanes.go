@@ -276,10 +276,11 @@ func (b *Backend) command(r *request, whole bool) []any {
 	} else {
 		args = append(args, 2, r.name, b.canary)
 	}
+	args = append(args, r.epoch)
 	if w == nil {
 		return args
 	}
-	args = append(args, r.epoch, w.old, w, w.reclaim)
+	args = append(args, w.old, w, w.reclaim)
 	if b.opts.WaitReplicas.N > 0 {
 		args = append(args, w.token)
 	}

@@ -30,13 +30,12 @@ const (
 // cursor is an error when its node is no master any more.
 func (b *Backend) List(ctx context.Context, q idem.Query) (entries []idem.Entry, next string, err error) {
 	const op = "list"
-	err = b.join(ctx)
-	if err == nil {
-		err = b.promptly(ctx, op, func(ctx context.Context) (err error) {
-			entries, next, err = b.list(ctx, q)
+	err = b.promptly(ctx, op, func(ctx context.Context) (err error) {
+		if entries, next, err = b.list(ctx, q); err != nil {
 			return err
-		})
-	}
+		}
+		return b.touch(ctx, op) // what is not there was not lost
+	})
 	if err != nil {
 		return nil, "", err // what a call left behind may still write to the others
 	}
@@ -153,19 +152,9 @@ func (b *Backend) read(ctx context.Context, n node, names []string, q idem.Query
 	for i, name := range names {
 		values[i] = pipe.Get(ctx, name)
 	}
-	var epoch string
-	var canary *goredis.StringCmd
-	if b.canary != "" {
-		epoch, canary = *b.epoch.Load(), pipe.Get(ctx, b.canary)
-	}
 	now := pipe.Time(ctx)
 	if _, err := pipe.Exec(ctx); now.Err() != nil {
 		return nil, failed("list", err, 1)
-	}
-	if canary != nil && canary.Val() != epoch {
-		if err := b.adopt(ctx, epoch, canary.Val()); err != nil {
-			return nil, err
-		}
 	}
 	entries := make([]idem.Entry, 0, len(names))
 	for i, name := range names {

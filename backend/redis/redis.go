@@ -18,7 +18,11 @@ import (
 type Options struct {
 	// Prefix begins the names of all keys and channels in Redis; "idem:" by
 	// default. Two backends with one prefix on one database are one storage. It
-	// may have 64 bytes and no braces.
+	// may have 64 bytes.
+	//
+	// In a cluster, records are spread over all slots. A prefix with a hash tag,
+	// such as "{idem}:", keeps them in one slot, and so on one node: transactions
+	// can then have several of them, and their loss is noticed.
 	Prefix string
 
 	// MustExist refuses a database that has not been initialised, with
@@ -67,8 +71,10 @@ func (o *Options) withDefaults() (Options, error) {
 		with.Warn = func(warning string) { slog.Default().Warn("idem: redis: " + warning) }
 	}
 	switch w := with.WaitReplicas; {
-	case len(with.Prefix) > 64 || strings.ContainsAny(with.Prefix, "{}"):
-		return with, fmt.Errorf("redis: %w: the prefix %q has more than 64 bytes, or a brace, which would put all records into one slot", idem.ErrOptions, with.Prefix)
+	case len(with.Prefix) > 64:
+		return with, fmt.Errorf("redis: %w: the prefix %q has more than 64 bytes", idem.ErrOptions, with.Prefix)
+	case strings.ContainsAny(with.Prefix, "{}") && !tagged(with.Prefix):
+		return with, fmt.Errorf("redis: %w: the braces of the prefix %q are not one hash tag", idem.ErrOptions, with.Prefix)
 	case w.N < 0 || w.Timeout < 0 || w.N > 0 && w.Timeout < time.Millisecond:
 		return with, fmt.Errorf("redis: %w: WaitReplicas %d within %v: the number may not be negative, and the timeout not below 1 ms", idem.ErrOptions, w.N, w.Timeout)
 	}
@@ -83,11 +89,18 @@ type Backend struct {
 	opts    Options
 	cluster bool // the client talks to many nodes
 
-	canary   string // its name; "" in a cluster
+	canary   string // its name; "" where there can be none
 	epoch    atomic.Pointer[string]
 	lanes    lanes
 	watchers watchers
 	ahead    ahead
+}
+
+// tagged reports whether a prefix has a hash tag, and no other braces.
+func tagged(prefix string) bool {
+	_, tag, ok := strings.Cut(prefix, "{")
+	tag, rest, ok2 := strings.Cut(tag, "}")
+	return ok && ok2 && tag != "" && !strings.ContainsAny(tag+rest, "{}")
 }
 
 // checkFor is how long New waits for the server.
@@ -114,9 +127,15 @@ func New(client goredis.UniversalClient, opts *Options) (*Backend, error) {
 	case *goredis.Ring:
 		return nil, fmt.Errorf("redis: %w: a Ring moves keys to another server when one is down, and two callers would own one key; use a ClusterClient", idem.ErrOptions)
 	case *goredis.ClusterClient:
-		b.cluster, b.canary = true, ""
-		if o.WaitReplicas.N > 0 || o.MustExist {
-			return nil, fmt.Errorf("redis: %w: WaitReplicas and MustExist do not work with a ClusterClient; see the package documentation", idem.ErrOptions)
+		b.cluster = true
+		if !tagged(o.Prefix) {
+			b.canary = "" // a script reaches one slot
+		}
+		switch {
+		case o.WaitReplicas.N > 0:
+			return nil, fmt.Errorf("redis: %w: WaitReplicas does not work with a ClusterClient, which cannot say to a node: wait", idem.ErrOptions)
+		case o.MustExist && b.canary == "":
+			return nil, fmt.Errorf("redis: %w: with a ClusterClient, MustExist needs a Prefix with a hash tag", idem.ErrOptions)
 		}
 	case *goredis.Client:
 		readTimeout = c.Options().ReadTimeout
@@ -214,8 +233,13 @@ func (b *Backend) open(key string, a answer) (idem.Record, error) {
 // Sweep implements [idem.Backend]. Redis reclaims the memory of expired records by
 // itself, so Sweep deletes none and only sees whether the server answers.
 func (b *Backend) Sweep(ctx context.Context, _ int) (int, error) {
-	_, err := b.ask(ctx, "sweep", &request{name: b.opts.Prefix + "sweep"})
-	return 0, err
+	return 0, b.touch(ctx, "sweep")
+}
+
+// touch sees whether the storage is there.
+func (b *Backend) touch(ctx context.Context, op string) error {
+	_, err := b.ask(ctx, op, &request{name: b.opts.Prefix + "touch"})
+	return err
 }
 
 // ask sends a request. It is asked again if a person has initialised the storage

@@ -59,8 +59,13 @@ return 1
 `)
 
 // getScript is a Get where the time cannot be asked for beside the record: in a
-// cluster a command without a key goes to any node.
+// cluster a command without a key goes to any node. Its arguments and answers are
+// those of swapScript.
 var getScript = newScript(`
+if KEYS[2] then
+  local epoch = redis.call('GET', KEYS[2])
+  if epoch ~= ARGV[1] then return epoch or '' end
+end
 local v = redis.call('GET', KEYS[1])
 if not v then return 0 end
 local t = redis.call('TIME')
