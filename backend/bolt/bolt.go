@@ -46,8 +46,9 @@ import (
 // Options configure a Backend. Nil Options and zero fields stand for the
 // defaults.
 type Options struct {
-	// Bucket is the name of the bucket that New keeps its records in; "idem" by
-	// default. Two backends on one bucket are one storage.
+	// Bucket is the name of the storage within the file; "idem" by default. There
+	// is a bucket of that name, and others with names that begin with it and a NUL.
+	// Two backends with one name in one file are one storage.
 	Bucket string
 
 	// MustExist refuses a file, or for New a bucket, that is not there, with
@@ -98,13 +99,14 @@ type Backend struct {
 
 // core is what a Backend shares with those bound to its transactions.
 type core struct {
-	path     string
-	bucket   []byte
-	readOnly bool
-	clock    clock
-	index    *index
-	writer   writer
-	watchers watchers
+	path      string
+	bucket    []byte
+	readOnly  bool
+	clock     clock
+	index     *index
+	writer    writer
+	watchers  watchers
+	snapshots snapshots
 
 	db     *bbolt.DB // nil with Shared while no call uses the file
 	file   *ownFile  // nil if the caller has opened the file
@@ -161,7 +163,7 @@ func New(db *bbolt.DB, opts *Options) (*Backend, error) {
 	return &Backend{core: c}, nil
 }
 
-// load reads the bucket, or makes it.
+// load reads the storage in the file, or makes it.
 func (c *core) load(db *bbolt.DB, o Options) (err error) {
 	defer c.recovered(&err, debug.SetPanicOnFault(true))
 	for {
@@ -169,15 +171,10 @@ func (c *core) load(db *bbolt.DB, o Options) (err error) {
 		if err != nil {
 			return c.failed("open", err)
 		}
-		root := tx.Bucket(c.bucket)
-		if root != nil {
-			err = c.catchUp(tx, root)
-			_ = tx.Rollback()
-			return err
-		}
+		found, err := c.loadFrom(tx, o)
 		_ = tx.Rollback()
-		if o.MustExist || o.ReadOnly {
-			return c.lost("it has no bucket %q", c.bucket)
+		if found || err != nil {
+			return err
 		}
 		if err := db.Update(c.makeBucket); err != nil {
 			return c.failed("make the bucket", err)
@@ -185,18 +182,34 @@ func (c *core) load(db *bbolt.DB, o Options) (err error) {
 	}
 }
 
+// loadFrom reads the storage, or reports that it is to be made.
+func (c *core) loadFrom(tx *bbolt.Tx, o Options) (found bool, err error) {
+	if top := tx.Bucket(c.bucket); top != nil {
+		return true, c.catchUp(table{c, tx, top})
+	}
+	if other, _ := tx.Cursor().First(); c.file != nil && other != nil {
+		return false, c.corrupt("it is a bbolt file of another program: it has a bucket %q and no %q", other, c.bucket)
+	}
+	// The file that Open makes has its bucket from the beginning.
+	used := c.file != nil && tx.ID() > 1
+	if o.MustExist || o.ReadOnly || used {
+		return false, c.lost("it has no bucket %q", c.bucket)
+	}
+	return false, nil
+}
+
 // makeBucket makes an empty bucket, unless somebody else has.
 func (c *core) makeBucket(tx *bbolt.Tx) error {
 	if tx.Bucket(c.bucket) != nil {
 		return nil
 	}
-	root, err := tx.CreateBucket(c.bucket)
+	top, err := tx.CreateBucket(c.bucket)
 	if err != nil {
 		return err
 	}
 	h := head{stamp: c.clock.read()}
 	_, _ = rand.Read(h.id[:])
-	return root.Put(headKey, h.encode())
+	return table{c, tx, top}.putHead(h)
 }
 
 // Close waits for the calls that run and makes all later ones fail. It closes the
@@ -225,6 +238,7 @@ func (b *Backend) Close() error {
 	if c.db == nil {
 		return nil
 	}
+	c.snapshots.pause()
 	if err := c.db.Close(); err != nil {
 		return c.failed("close", err)
 	}
@@ -263,15 +277,17 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 	return b.lookup(ctx, key)
 }
 
-// Swap implements [idem.Backend]. A Swap that another record is in the way of does
-// not wait for the writer.
+// Swap implements [idem.Backend]. A Swap of a key that should be free, and is not,
+// does not wait for the writer.
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
 	if err := b.check(ctx); err != nil {
 		return idem.Record{}, idem.NoEffect(err)
 	}
 	defer b.leave()
 	w := &write{key: key, hash: b.index.hash(key), old: old, token: new.Token}
-	if b.bound == nil {
+	// A caller that knows the record it replaces is rarely wrong, and asks the
+	// writer.
+	if b.bound == nil && (old == "" && b.index.known(w.hash) || b.readOnly) {
 		present, err := b.lookup(ctx, key)
 		if err != nil {
 			return idem.Record{}, idem.NoEffect(err)
@@ -338,17 +354,13 @@ func (b *Backend) Sweep(ctx context.Context, limit int) (n int, err error) {
 
 // sweepable reports whether a log begins with an expired record.
 func (c *core) sweepable(ctx context.Context) (due bool, err error) {
-	err = c.view(ctx, func(_ *bbolt.Tx, root *bbolt.Bucket) error {
-		return root.ForEachBucket(func(k []byte) error {
-			name, err := parseLogName(k)
-			if err != nil {
-				return c.corrupt("%v", err)
-			}
-			k, v := root.Bucket(k).Cursor().First()
+	err = c.view(ctx, func(t table) error {
+		return t.eachLog(func(name logName, log *bbolt.Bucket) error {
+			k, v := log.Cursor().First()
 			if k == nil || due {
 				return nil
 			}
-			at, err := c.placeOf(name, k, v)
+			at, err := t.place(name, k, v)
 			due = err == nil && c.expired(v, at)
 			return err
 		})
@@ -363,7 +375,7 @@ func (c *core) expired(v []byte, at place) bool {
 }
 
 // view runs fn in a read transaction.
-func (c *core) view(ctx context.Context, fn func(tx *bbolt.Tx, root *bbolt.Bucket) error) (err error) {
+func (c *core) view(ctx context.Context, fn func(t table) error) (err error) {
 	db, err := c.acquire(ctx, reading)
 	if err != nil {
 		return err
@@ -375,9 +387,9 @@ func (c *core) view(ctx context.Context, fn func(tx *bbolt.Tx, root *bbolt.Bucke
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	root := tx.Bucket(c.bucket)
-	if root == nil {
-		return c.lost("its bucket %q is gone", c.bucket)
+	t, err := c.table(tx)
+	if err != nil {
+		return err
 	}
-	return fn(tx, root)
+	return fn(t)
 }

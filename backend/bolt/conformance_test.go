@@ -46,6 +46,8 @@ func harness(open func(t testing.TB) (*Backend, func(t testing.TB) *Backend)) co
 				return err
 			}
 			defer backend.release()
+			backend.snapshots.pause()
+			defer backend.snapshots.resume()
 			return db.Update(func(tx *bbolt.Tx) error { return fn(backend.WithTx(tx)) })
 		},
 		Break: func(_ testing.TB, b idem.Backend) (restore func()) {
@@ -55,8 +57,8 @@ func harness(open func(t testing.TB) (*Backend, func(t testing.TB) *Backend)) co
 		},
 		Writes: func(t testing.TB, b idem.Backend) (n uint64) {
 			c := b.(*Backend).core
-			err := c.view(t.Context(), func(tx *bbolt.Tx, _ *bbolt.Bucket) error {
-				n = uint64(tx.ID())
+			err := c.view(t.Context(), func(t table) error {
+				n = uint64(t.tx.ID())
 				return nil
 			})
 			if err != nil {

@@ -40,12 +40,17 @@ func (s *spots) find(hash uint64) (first spot, more []spot, ok bool) {
 	return first, more, ok
 }
 
-func (s *spots) add(hash uint64, at spot) {
+func (s *spots) has(hash uint64, at spot) bool {
 	first, more, ok := s.find(hash)
+	return ok && (first == at || slices.Contains(more, at))
+}
+
+func (s *spots) add(hash uint64, at spot) {
+	_, more, ok := s.find(hash)
 	switch {
 	case !ok:
 		s.first[hash] = at
-	case first == at || slices.Contains(more, at):
+	case s.has(hash, at):
 		return
 	default:
 		// A new slice: a reader may be going through the old one.
@@ -73,12 +78,6 @@ func (s *spots) remove(hash uint64, at spot) {
 		delete(s.more, hash)
 	}
 	s.n--
-}
-
-func (s *spots) clear() {
-	clear(s.first)
-	clear(s.more)
-	s.n = 0
 }
 
 // An index knows where the records of one state of the file are. It always has
@@ -113,6 +112,15 @@ const unknownTx = -1
 func (x *index) hash(key string) uint64      { return maphash.String(x.seed, key) & x.mask }
 func (x *index) hashBytes(key []byte) uint64 { return maphash.Bytes(x.seed, key) & x.mask }
 
+// known reports whether there may be a record of a key with the hash. What a
+// commit that runs adds may be missing.
+func (x *index) known(hash uint64) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	_, ok := x.spots.first[hash]
+	return ok
+}
+
 // logNumber returns the number of a log; a log keeps it as long as the process
 // runs. There is none if the process has met too many.
 func (x *index) logNumber(name logName) (uint64, error) {
@@ -133,6 +141,15 @@ func (x *index) logNumberLocked(name logName) (uint64, error) {
 	x.logs = append(x.logs, name)
 	x.number[name] = n
 	return n, nil
+}
+
+// add adds a record. The caller holds mu.
+func (x *index) add(hash uint64, at place) error {
+	number, err := x.logNumberLocked(at.log)
+	if err == nil {
+		x.spots.add(hash, makeSpot(number, at.seq))
+	}
+	return err
 }
 
 // makeSpot returns the spot of a record.

@@ -10,19 +10,25 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// # Layout of the bucket
+// # Layout of the file
 //
-// The bucket holds a head and logs. A log is a bucket of its own with the records
+// A storage is a bucket with a head, and logs. A log is a bucket with the records
 // of one TTL; those in progress have logs apart from those that are not. So a
 // completion takes its record out of a log that is as small as the number of
-// operations that run, and appends it to a large one.
+// operations that run, and appends it to a large one. With the name of the storage
+// being "idem", the file has these buckets:
 //
-//	head                        one value, see type head
-//	'p' and a TTL of 8 bytes    log of records in progress
-//	'd' and a TTL of 8 bytes    log of records completed or released
-//	    number of 8 bytes       a record, see record.go
+//	"idem"
+//	    "head"                             see type head
+//	"idem", NUL, 'p' and a TTL of 8 bytes  log of records in progress
+//	"idem", NUL, 'd' and a TTL of 8 bytes  log of records completed or released
+//	    number of 8 bytes                  a record, see record.go
 //
-// Every write takes the next number for the whole file and appends, so a commit
+// All of them are at the top: a level more would be a page more in each commit.
+// bbolt keeps small buckets inside the page that has their names, so a lone claim
+// writes that page and no other.
+//
+// Every write takes the next number for the whole storage and appends, so a commit
 // touches the last pages of a log, however many records there are; random keys
 // in one bucket would rewrite as many pages as there are keys. Records are found
 // by an index in memory, from the hash of the key to the log and the number. It
@@ -31,8 +37,8 @@ import (
 // A record that is replaced is deleted in the same transaction: a key is in the
 // file at most once. As the clock of the file never goes back and a log has one
 // TTL, a log is in the order of expiry, and a sweep deletes from its front until
-// it meets a record that is not expired. Each write does the same for one or two
-// records, which keeps the list of free pages short.
+// it meets a record that is not expired. Each write deletes an expired record as
+// well, if there is one, which keeps the list of free pages short.
 //
 // The head counts the writes and the records and sums up their checksums. So a
 // reader knows whether its index is that of the transaction it reads, and what
@@ -50,7 +56,7 @@ const (
 	logDone       = 'd'
 )
 
-// A logName is the name of a log in the bucket.
+// A logName is the name of a log, without that of the storage.
 type logName [logNameLen]byte
 
 // logOf returns the name of the log that r belongs into.
@@ -61,15 +67,6 @@ func logOf(r idem.Record) logName {
 	}
 	binary.BigEndian.PutUint64(name[1:], uint64(r.TTL))
 	return name
-}
-
-// parseLogName returns the name of a log as it stands in the bucket.
-func parseLogName(b []byte) (name logName, err error) {
-	if len(b) != logNameLen || b[0] != logInProgress && b[0] != logDone {
-		return name, fmt.Errorf("there is an unknown bucket %q in it", b)
-	}
-	copy(name[:], b)
-	return name, nil
 }
 
 func (n logName) ttl() time.Duration { return time.Duration(binary.BigEndian.Uint64(n[1:])) }
@@ -91,6 +88,8 @@ func (p place) String() string { return fmt.Sprintf("record %d in log %v", p.seq
 func seqKey(seq uint64) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 0, seqLen), seq)
 }
+
+func putSeq(b []byte, seq uint64) { binary.BigEndian.PutUint64(b, seq) }
 
 // seqOf is the reverse of seqKey.
 func seqOf(k []byte) uint64 { return binary.BigEndian.Uint64(k) }

@@ -27,8 +27,8 @@ func (b *Backend) List(ctx context.Context, q idem.Query) (entries []idem.Entry,
 	if err != nil {
 		return nil, "", b.failed("list", err)
 	}
-	list := func(_ *bbolt.Tx, root *bbolt.Bucket) error {
-		entries, next, err = b.list(root, q, after)
+	list := func(t table) error {
+		entries, next, err = t.list(q, after)
 		return err
 	}
 	if b.bound != nil {
@@ -40,17 +40,17 @@ func (b *Backend) List(ctx context.Context, q idem.Query) (entries []idem.Entry,
 }
 
 // list goes through all logs at once, by the numbers of the records.
-func (c *core) list(root *bbolt.Bucket, q idem.Query, after uint64) (entries []idem.Entry, next string, err error) {
+func (t table) list(q idem.Query, after uint64) (entries []idem.Entry, next string, err error) {
 	limit := q.Limit
 	if limit < 1 {
 		limit = listLimit
 	}
-	m, err := c.merge(root, q, after)
+	m, err := t.merge(q, after)
 	if err != nil {
 		return nil, "", err
 	}
 	for looked := 0; ; looked++ {
-		at, v, err := m.next(c)
+		at, v, err := m.next(t)
 		switch {
 		case err != nil:
 			return nil, "", err
@@ -60,7 +60,7 @@ func (c *core) list(root *bbolt.Bucket, q idem.Query, after uint64) (entries []i
 			return entries, cursor(after), nil
 		}
 		after = at.seq
-		r, err := c.live(v, at, string(keyOf(v)))
+		r, err := t.c.live(v, at, string(keyOf(v)))
 		if err != nil {
 			return nil, "", err
 		}
@@ -80,18 +80,14 @@ type mergeLog struct {
 }
 
 // merge begins after a number, in the logs that can have what the query selects.
-func (c *core) merge(root *bbolt.Bucket, q idem.Query, after uint64) (m merge, err error) {
-	err = root.ForEachBucket(func(k []byte) error {
-		name, err := parseLogName(k)
-		if err != nil {
-			return c.corrupt("%v", err)
-		}
-		running := q.Lapsed || q.Status == idem.InProgress
-		done := q.Status == idem.Completed || q.Status == idem.Released
+func (t table) merge(q idem.Query, after uint64) (m merge, err error) {
+	running := q.Lapsed || q.Status == idem.InProgress
+	done := q.Status == idem.Completed || q.Status == idem.Released
+	err = t.eachLog(func(name logName, log *bbolt.Bucket) error {
 		if running && !name.inProgress() || done && name.inProgress() {
 			return nil
 		}
-		l := mergeLog{name: name, cur: root.Bucket(k).Cursor()}
+		l := mergeLog{name: name, cur: log.Cursor()}
 		l.k, l.v = l.cur.Seek(seqKey(after + 1))
 		m = append(m, l)
 		return nil
@@ -100,7 +96,7 @@ func (c *core) merge(root *bbolt.Bucket, q idem.Query, after uint64) (m merge, e
 }
 
 // next returns the next record, or nil at the end.
-func (m merge) next(c *core) (at place, v []byte, err error) {
+func (m merge) next(t table) (at place, v []byte, err error) {
 	var first *mergeLog
 	for i := range m {
 		if l := &m[i]; l.k != nil && (first == nil || string(l.k) < string(first.k)) {
@@ -110,7 +106,7 @@ func (m merge) next(c *core) (at place, v []byte, err error) {
 	if first == nil {
 		return place{}, nil, nil
 	}
-	at, err = c.placeOf(first.name, first.k, first.v)
+	at, err = t.place(first.name, first.k, first.v)
 	v = first.v
 	first.k, first.v = first.cur.Next()
 	return at, v, err

@@ -124,3 +124,35 @@ func within(t testing.TB, d time.Duration) context.Context {
 
 // fp is the fingerprint of most tests.
 var fp = idem.FingerprintOf([]byte("payload"))
+
+// completed returns a completed record with a body of n bytes.
+func completed(token string, n int) idem.Record {
+	return idem.Record{
+		Token: token, Status: idem.Completed, Attempt: 1, Fence: 1, Fingerprint: fp,
+		Result: idem.Result{Code: 201, Body: make([]byte, n)}, TTL: 24 * time.Hour,
+	}
+}
+
+// running returns a record in progress.
+func running(token string) idem.Record {
+	return idem.Record{Token: token, Status: idem.InProgress, Attempt: 1, Fence: 1, Fingerprint: fp, Lease: time.Minute, TTL: 24 * time.Hour}
+}
+
+// swap stores r and fails the test if that does not succeed.
+func swap(t testing.TB, b idem.Backend, key, old string, r idem.Record) {
+	t.Helper()
+	got, err := b.Swap(t.Context(), key, old, r)
+	if err != nil || got.Token != r.Token {
+		t.Fatalf("Swap(%q, %q, token %q): token %q, %v", key, old, r.Token, got.Token, err)
+	}
+}
+
+// get returns the record under key and fails the test if that does not succeed.
+func get(t testing.TB, b idem.Backend, key string) idem.Record {
+	t.Helper()
+	r, err := b.Get(t.Context(), key)
+	if err != nil {
+		t.Fatalf("Get(%q): %v", key, err)
+	}
+	return r
+}

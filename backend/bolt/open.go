@@ -53,7 +53,6 @@ func Open(path string, opts *Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.MustExist = true // a file of ours has had its bucket from the beginning
 	if err := c.load(db, o); err != nil {
 		if closing := db.Close(); closing != nil {
 			err = fmt.Errorf("%w; %w", err, closing)
@@ -62,6 +61,7 @@ func Open(path string, opts *Options) (*Backend, error) {
 	}
 	if !o.Shared {
 		c.db = db
+		c.snapshots.keep = true
 		return &Backend{core: c}, nil
 	}
 	c.shared = make(chan struct{}, 1)

@@ -26,18 +26,25 @@ func (c *core) lookup(ctx context.Context, key string) (r idem.Record, err error
 	defer c.recovered(&err, debug.SetPanicOnFault(true))
 	hash := c.index.hash(key)
 	for range maxRetries {
-		tx, err := c.begin(db, false)
-		if err != nil {
-			return idem.Record{}, err
-		}
-		r, err = c.lookupIn(tx, key, hash)
-		_ = tx.Rollback()
-		if err != errIndexNewer {
+		if r, err = c.lookupOnce(db, key, hash); err != errIndexNewer {
 			return r, err
 		}
 		// A commit came between; the next transaction has it.
 	}
 	return idem.Record{}, c.lost("the file is older than what was read from it before")
+}
+
+func (c *core) lookupOnce(db *bbolt.DB, key string, hash uint64) (idem.Record, error) {
+	s, err := c.snapshot(db)
+	if err != nil {
+		return idem.Record{}, err
+	}
+	defer c.endSnapshot(s)
+	r, err := c.lookupIn(s, key, hash)
+	if err != nil {
+		s.epoch-- // whatever it is, the next reader begins anew
+	}
+	return r, err
 }
 
 // maxRetries bounds how often a reader starts again because a commit came in
@@ -46,12 +53,8 @@ const maxRetries = 1000
 
 // lookupIn is lookup in a transaction that has written nothing. It returns
 // errIndexNewer if the index does not have the state of the transaction any more.
-func (c *core) lookupIn(tx *bbolt.Tx, key string, hash uint64) (idem.Record, error) {
-	root := tx.Bucket(c.bucket)
-	if root == nil {
-		return idem.Record{}, c.lost("its bucket %q is gone", c.bucket)
-	}
-	h, err := c.hints(tx, root, hash)
+func (c *core) lookupIn(s *snapshot, key string, hash uint64) (idem.Record, error) {
+	h, err := c.hints(s, hash)
 	if err != nil || !h.ok {
 		return idem.Record{}, err
 	}
@@ -60,9 +63,9 @@ func (c *core) lookupIn(tx *bbolt.Tx, key string, hash uint64) (idem.Record, err
 		if i >= 0 {
 			at = h.more[i]
 		}
-		v := fetch(root, at)
+		v := s.fetch(at)
 		if v == nil {
-			if err := c.missing(tx, root, hash, at); err != nil {
+			if err := c.missing(s, hash, at); err != nil {
 				return idem.Record{}, err
 			}
 			continue
@@ -89,39 +92,29 @@ func (c *core) live(v []byte, at place, key string) (idem.Record, error) {
 	return r, nil
 }
 
-// fetch returns the stored record at a place, valid within the transaction, or
-// nil.
-func fetch(root *bbolt.Bucket, at place) []byte {
-	log := root.Bucket(at.log[:])
-	if log == nil {
-		return nil
-	}
-	return log.Get(seqKey(at.seq))
-}
-
-// hints returns where a key with the hash may be in the state of tx.
-func (c *core) hints(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64) (hints, error) {
+// hints returns where a key with the hash may be in the state of s.
+func (c *core) hints(s *snapshot, hash uint64) (hints, error) {
 	x := c.index
 	for range 2 {
 		x.mu.RLock()
-		if x.txid == tx.ID() {
+		if x.txid == s.tx.ID() {
 			h := x.find(hash)
 			x.mu.RUnlock()
 			return h, nil
 		}
 		x.mu.RUnlock()
-		if err := c.catchUp(tx, root); err != nil {
+		if err := c.catchUp(s.table); err != nil {
 			return hints{}, err
 		}
 	}
 	return hints{}, errIndexNewer
 }
 
-// catchUp gives the index the state of tx, which has written nothing, by reading
-// what has been appended since the state it has. It returns errIndexNewer if the
-// index is ahead of the transaction.
-func (c *core) catchUp(tx *bbolt.Tx, root *bbolt.Bucket) error {
-	h, err := c.head(root)
+// catchUp gives the index the state of t, a transaction that has written nothing,
+// by reading what has been appended since the state it has. It returns
+// errIndexNewer if the index is ahead of the transaction.
+func (c *core) catchUp(t table) error {
+	h, err := t.head()
 	if err != nil {
 		return err
 	}
@@ -138,35 +131,34 @@ func (c *core) catchUp(tx *bbolt.Tx, root *bbolt.Bucket) error {
 		return errIndexNewer
 	case h.seq > x.seq:
 		c.clock.learn(h.stamp)
-		if err := c.readTail(root, h); err != nil {
+		if err := c.readTail(t, h); err != nil {
 			x.txid = unknownTx
 			return err
 		}
 		x.seq = h.seq
 	}
-	x.txid = tx.ID()
+	x.txid = t.tx.ID()
 	return nil
 }
 
 // readTail adds to the index what has been written after index.seq, or builds it
 // anew if it is empty or most of it is out of date.
-func (c *core) readTail(root *bbolt.Bucket, h head) error {
+func (c *core) readTail(t table, h head) error {
 	x := c.index
 	if x.seq == 0 {
-		return c.readAll(root, h)
+		return c.readAll(t, h)
 	}
-	err := c.eachRecord(root, x.seq+1, func(at place, number uint64, v []byte) error {
+	err := t.eachRecord(x.seq+1, func(at place, v []byte) error {
 		hash := x.hashBytes(keyOf(v))
 		found := x.find(hash)
 		if found.ok {
 			for _, old := range append(found.more, found.first) {
-				if fetch(root, old) == nil {
+				if t.fetch(old) == nil {
 					x.spots.remove(hash, makeSpot(x.number[old.log], old.seq))
 				}
 			}
 		}
-		x.spots.add(hash, makeSpot(number, at.seq))
-		return nil
+		return x.add(hash, at)
 	})
 	if err != nil {
 		return err
@@ -176,18 +168,18 @@ func (c *core) readTail(root *bbolt.Bucket, h head) error {
 	case x.spots.n < records:
 		return c.corrupt("it has %d records, but only %d can be found", records, x.spots.n)
 	case x.spots.n > 2*records+1000:
-		return c.readAll(root, h)
+		return c.readAll(t, h)
 	}
 	return nil
 }
 
 // readAll builds the index from all records, and makes sure that they are the
 // ones that the head knows of.
-func (c *core) readAll(root *bbolt.Bucket, h head) error {
+func (c *core) readAll(t table, h head) error {
 	x := c.index
 	x.spots = newSpots(int(min(h.records, 1<<24)))
 	var records, sum, last uint64
-	err := c.eachRecord(root, 0, func(at place, number uint64, v []byte) error {
+	err := t.eachRecord(0, func(at place, v []byte) error {
 		records++
 		sum += uint64(storedChecksum(v))
 		last = max(last, at.seq)
@@ -198,13 +190,12 @@ func (c *core) readAll(root *bbolt.Bucket, h head) error {
 		hash := x.hashBytes(key)
 		if found := x.find(hash); found.ok {
 			for _, other := range append(found.more, found.first) {
-				if bytes.Equal(keyOf(fetch(root, other)), key) {
+				if bytes.Equal(keyOf(t.fetch(other)), key) {
 					return c.corrupt("%v and %v have the same key %q", other, at, key)
 				}
 			}
 		}
-		x.spots.add(hash, makeSpot(number, at.seq))
-		return nil
+		return x.add(hash, at)
 	})
 	switch {
 	case err != nil:
@@ -219,88 +210,37 @@ func (c *core) readAll(root *bbolt.Bucket, h head) error {
 	return nil
 }
 
-// eachRecord calls fn for all records with numbers from from on, log by log. The
-// bytes of the record have been verified. The caller holds the index.
-func (c *core) eachRecord(root *bbolt.Bucket, from uint64, fn func(at place, number uint64, v []byte) error) error {
-	return root.ForEachBucket(func(k []byte) error {
-		name, err := parseLogName(k)
-		if err != nil {
-			return c.corrupt("%v", err)
-		}
-		number, err := c.index.logNumberLocked(name)
-		if err != nil {
-			return err
-		}
-		cur := root.Bucket(k).Cursor()
-		for k, v := cur.Seek(seqKey(from)); k != nil; k, v = cur.Next() {
-			at, err := c.placeOf(name, k, v)
-			if err != nil {
-				return err
-			}
-			if err := fn(at, number, v); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// placeOf returns the place of a record that a cursor has met, and verifies the
-// record.
-func (c *core) placeOf(log logName, k, v []byte) (place, error) {
-	if len(k) != seqLen {
-		return place{}, c.corrupt("there is a record with the number %x in log %v", k, log)
-	}
-	at := place{log, seqOf(k)}
-	if err := verify(v, at); err != nil {
-		return at, c.corrupt("%v, with the key %q: %v", at, keyOf(v), err)
-	}
-	return at, nil
-}
-
 // missing judges a record that the index has and the transaction has not. If the
 // index has more than the file, somebody else has deleted it.
-func (c *core) missing(tx *bbolt.Tx, root *bbolt.Bucket, hash uint64, at place) error {
-	h, err := c.head(root)
+func (c *core) missing(s *snapshot, hash uint64, at place) error {
+	h, err := s.head()
 	if err != nil {
 		return err
 	}
 	x := c.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	sp := makeSpot(x.number[at.log], at.seq)
 	switch {
-	case x.txid != tx.ID():
+	case x.txid != s.tx.ID():
 		return errIndexNewer
+	case !x.spots.has(hash, sp): // another reader was here
+		return nil
 	case uint64(x.spots.n) <= h.records:
 		return c.corrupt("%v cannot be found", at)
 	}
-	x.spots.remove(hash, makeSpot(x.number[at.log], at.seq))
+	x.spots.remove(hash, sp)
 	return nil
 }
 
-// head reads the head of the bucket.
-func (c *core) head(root *bbolt.Bucket) (head, error) {
-	h, err := decodeHead(root.Get(headKey))
-	if err != nil {
-		return h, c.corrupt("%v", err)
-	}
-	return h, nil
-}
-
-// scanFor returns the record under key by looking at all records of the
-// transaction, which began before the state that the index has.
-func (c *core) scanFor(tx *bbolt.Tx, key string) (r idem.Record, err error) {
-	root := tx.Bucket(c.bucket)
-	if root == nil {
-		return idem.Record{}, c.lost("its bucket %q is gone", c.bucket)
-	}
-	c.index.mu.Lock()
-	defer c.index.mu.Unlock()
-	err = c.eachRecord(root, 0, func(at place, _ uint64, v []byte) error {
+// scanFor returns the record under key by looking at all records of a transaction
+// that began before the state that the index has.
+func (t table) scanFor(key string) (r idem.Record, err error) {
+	err = t.eachRecord(0, func(at place, v []byte) (err error) {
 		if string(keyOf(v)) != key {
 			return nil
 		}
-		if r, err = c.live(v, at, key); err == nil {
+		if r, err = t.c.live(v, at, key); err == nil {
 			err = errFound
 		}
 		return err

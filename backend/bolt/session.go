@@ -12,9 +12,7 @@ import (
 // the transaction has written, and leaves the index alone until that is
 // committed: a rollback needs no clean-up.
 type session struct {
-	c    *core
-	tx   *bbolt.Tx
-	root *bbolt.Bucket
+	table
 	head head   // as of the session's last write
 	base uint64 // the state of the index: that before the transaction
 	seq  uint64 // of the head that is stored
@@ -40,17 +38,16 @@ type log struct {
 // The transaction holds the lock of the writer, so the committed state cannot
 // change before it ends.
 func (c *core) newSession(tx *bbolt.Tx) (*session, error) {
+	t, err := c.table(tx)
+	if err != nil {
+		return nil, err
+	}
 	s := &session{
-		c:     c,
-		tx:    tx,
+		table: t,
 		txid:  tx.ID(),
-		root:  tx.Bucket(c.bucket),
 		added: newSpots(0),
 		gone:  make(map[spot]uint64),
 		logs:  make(map[logName]*log),
-	}
-	if s.root == nil {
-		return nil, c.lost("its bucket %q is gone", c.bucket)
 	}
 	x := c.index
 	x.mu.RLock()
@@ -75,11 +72,9 @@ func (c *core) catchUpCommitted(db *bbolt.DB) error {
 		if err != nil {
 			return c.failed("read", err)
 		}
-		root := view.Bucket(c.bucket)
-		if root == nil {
-			err = c.lost("its bucket %q is gone", c.bucket)
-		} else {
-			err = c.catchUp(view, root)
+		t, err := c.table(view)
+		if err == nil {
+			err = c.catchUp(t)
 		}
 		_ = view.Rollback()
 		if err != errIndexNewer {
@@ -91,16 +86,19 @@ func (c *core) catchUpCommitted(db *bbolt.DB) error {
 
 // refresh takes in what others have written in the same transaction.
 func (s *session) refresh(first bool) error {
-	h, err := s.c.head(s.root)
+	h, err := s.table.head()
 	if err != nil {
 		return err
 	}
 	if h.seq != s.head.seq {
 		s.c.index.mu.Lock()
 		defer s.c.index.mu.Unlock()
-		err = s.c.eachRecord(s.root, s.head.seq+1, func(at place, number uint64, v []byte) error {
-			s.added.add(s.c.index.hashBytes(keyOf(v)), makeSpot(number, at.seq))
-			return nil
+		err = s.eachRecord(s.head.seq+1, func(at place, v []byte) error {
+			number, err := s.c.index.logNumberLocked(at.log)
+			if err == nil {
+				s.added.add(s.c.index.hashBytes(keyOf(v)), makeSpot(number, at.seq))
+			}
+			return err
 		})
 		if err != nil {
 			return err
@@ -128,7 +126,7 @@ func (s *session) find(key string, hash uint64) (v []byte, at place, err error) 
 		v := s.fetch(sp.place)
 		switch {
 		case v == nil:
-			if s.count() <= s.head.records {
+			if s.surely(hash, sp.spot) {
 				return nil, place{}, s.c.corrupt("%v cannot be found", sp.place)
 			}
 			s.added.remove(hash, sp.spot)
@@ -159,12 +157,15 @@ func hintsOf(x *index, s *spots, hash uint64) (hs []hint) {
 	return hs
 }
 
-// count returns how many records the session could find: as many as there are,
-// or more if others have deleted some.
-func (s *session) count() uint64 {
-	s.c.index.mu.RLock()
-	defer s.c.index.mu.RUnlock()
-	return uint64(s.c.index.spots.n + s.added.n - len(s.gone))
+// surely reports whether a record that cannot be found must be there: the session
+// knows of it, and of no more records than there are. If it knows of more, others
+// have deleted some.
+func (s *session) surely(hash uint64, sp spot) bool {
+	x := s.c.index
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	known := x.spots.has(hash, sp) || s.added.has(hash, sp)
+	return known && uint64(x.spots.n+s.added.n-len(s.gone)) <= s.head.records
 }
 
 // fetch returns the stored record at a place, or nil.
@@ -172,11 +173,11 @@ func (s *session) fetch(at place) []byte {
 	if l, ok := s.logs[at.log]; ok {
 		return l.bucket.Get(seqKey(at.seq))
 	}
-	return fetch(s.root, at)
+	return s.table.fetch(at)
 }
 
-// log opens a log, or makes it.
-func (s *session) log(name logName) (*log, error) {
+// open opens a log, or makes it.
+func (s *session) open(name logName) (*log, error) {
 	if l, ok := s.logs[name]; ok {
 		return l, nil
 	}
@@ -184,7 +185,7 @@ func (s *session) log(name logName) (*log, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.root.CreateBucketIfNotExists(name[:])
+	b, err := s.makeLog(name)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +226,7 @@ func (s *session) swap(w *write) (present idem.Record, swapped bool, err error) 
 
 // append adds the record of w, whose key must not be there.
 func (s *session) append(w *write) error {
-	l, err := s.log(w.log)
+	l, err := s.open(w.log)
 	if err != nil {
 		return s.broken(err)
 	}
@@ -246,7 +247,7 @@ func (s *session) append(w *write) error {
 
 // remove deletes the stored record v.
 func (s *session) remove(v []byte, at place, hash uint64) error {
-	l, err := s.log(at.log)
+	l, err := s.open(at.log)
 	if err != nil {
 		return s.broken(err)
 	}
@@ -270,11 +271,7 @@ func (s *session) remove(v []byte, at place, hash uint64) error {
 // the logs that it empties.
 func (s *session) sweep(limit int) (n int, err error) {
 	var names []logName
-	err = s.root.ForEachBucket(func(k []byte) error {
-		name, err := parseLogName(k)
-		if err != nil {
-			return s.c.corrupt("%v", err)
-		}
+	err = s.eachLog(func(name logName, _ *bbolt.Bucket) error {
 		names = append(names, name)
 		return nil
 	})
@@ -292,7 +289,7 @@ func (s *session) sweep(limit int) (n int, err error) {
 }
 
 func (s *session) sweepLog(name logName, limit int) (n int, err error) {
-	l, err := s.log(name)
+	l, err := s.open(name)
 	if err != nil {
 		return 0, err
 	}
@@ -304,7 +301,7 @@ func (s *session) sweepLog(name logName, limit int) (n int, err error) {
 		if k == nil {
 			break
 		}
-		at, err := s.c.placeOf(name, k, v)
+		at, err := s.place(name, k, v)
 		if err != nil {
 			return n, err
 		}
@@ -319,7 +316,7 @@ func (s *session) sweepLog(name logName, limit int) (n int, err error) {
 	}
 	if k, _ := l.bucket.Cursor().First(); k == nil && n > 0 {
 		delete(s.logs, name)
-		if err := s.root.DeleteBucket(name[:]); err != nil {
+		if err := s.dropLog(name); err != nil {
 			return n, s.broken(err)
 		}
 	}
@@ -334,7 +331,7 @@ func (s *session) flush() error {
 	if s.head.seq == s.seq {
 		s.head.seq++ // a sweep appends nothing, and others have to notice it
 	}
-	if err := s.root.Put(headKey, s.head.encode()); err != nil {
+	if err := s.putHead(s.head); err != nil {
 		return s.broken(err)
 	}
 	s.written, s.seq = false, s.head.seq

@@ -81,9 +81,13 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 			}
 			return err
 		}
-		r, err = b.c.lookupIn(b.tx, key, hash)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
+		}
+		r, err = b.c.lookupIn(newSnapshot(t), key, hash)
 		if err == errIndexNewer {
-			r, err = b.c.scanFor(b.tx, key)
+			r, err = t.scanFor(key)
 		}
 		return err
 	})
@@ -145,16 +149,16 @@ func (b *binding) sweep(_ context.Context, limit int) (n int, err error) {
 	return n, nil
 }
 
-func (b *binding) view(fn func(tx *bbolt.Tx, root *bbolt.Bucket) error) error {
+func (b *binding) view(fn func(t table) error) error {
 	if b.tx == nil || b.tx.DB() == nil {
 		return b.c.failed("use a transaction", errTxClosed)
 	}
 	return b.c.fenced(func() error {
-		root := b.tx.Bucket(b.c.bucket)
-		if root == nil {
-			return b.c.lost("its bucket %q is gone", b.c.bucket)
+		t, err := b.c.table(b.tx)
+		if err != nil {
+			return err
 		}
-		return fn(b.tx, root)
+		return fn(t)
 	})
 }
 
@@ -229,6 +233,8 @@ func (b *Backend) doOnce(ctx context.Context, store *idem.Store, key string, fp 
 		return out, false, unavailable(err)
 	}
 	defer b.release()
+	b.snapshots.pause()
+	defer b.snapshots.resume()
 	tx, err := b.beginWithin(ctx, db)
 	if err != nil {
 		return out, false, unavailable(err)

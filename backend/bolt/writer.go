@@ -164,6 +164,8 @@ func (c *core) update(ctx context.Context, fn func(*bbolt.Tx) error) error {
 		return idem.NoEffect(err)
 	}
 	defer c.release()
+	c.snapshots.pause()
+	defer c.snapshots.resume()
 	for {
 		tx, err := c.begin(db, true)
 		if err != nil {
