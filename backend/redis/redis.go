@@ -94,6 +94,7 @@ type Backend struct {
 	lanes    lanes
 	watchers watchers
 	ahead    ahead
+	replays  replays
 }
 
 // tagged reports whether a prefix has a hash tag, and no other braces.
@@ -183,18 +184,30 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	if err := checkKey(key); err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
 	}
+	if old == new.Token {
+		return b.Get(ctx, key) // it is stored, or another record is in the way
+	}
+	if old == "" && b.replays.likely() {
+		switch now, err := b.Get(ctx, key); {
+		case err != nil:
+			return idem.Record{}, idem.NoEffect(err)
+		case now.Token != "":
+			b.replays.note(true)
+			return now, nil
+		}
+	}
 	encoded, err := encode(key, new)
 	if err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
-	}
-	if old == new.Token {
-		return b.Get(ctx, key) // it is stored, or another record is in the way
 	}
 	w := &write{old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}
 	r := &request{name: b.Key(key), write: w}
 	a, err := b.ask(ctx, op, r)
 	if err != nil {
 		return idem.Record{}, err
+	}
+	if old == "" {
+		b.replays.note(a.kind == present)
 	}
 	switch a.kind {
 	case stored:
@@ -208,6 +221,29 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 		return b.open(key, a)
 	}
 	return idem.Record{}, nil
+}
+
+// replays guesses whether a Swap of an absent record will find one all the same. A
+// Get costs the server a fraction of a script, but where it finds nothing it is a
+// round trip for nothing. So it pays where nearly all requests are replays.
+type replays struct{ score atomic.Int32 }
+
+const (
+	replaysLikely = 12
+	replaysMost   = 16
+)
+
+func (p *replays) likely() bool { return p.score.Load() >= replaysLikely }
+
+func (p *replays) note(replayed bool) {
+	now := p.score.Load()
+	next := max(now-4, 0)
+	if replayed {
+		next = min(now+1, replaysMost)
+	}
+	if next != now {
+		p.score.CompareAndSwap(now, next) // one that is lost does not matter
+	}
 }
 
 // reclaimLate is by how much Redis reclaims the memory of a record later than it

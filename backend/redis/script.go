@@ -5,6 +5,78 @@ import (
 	"encoding/hex"
 )
 
+// swapScript does Swaps, each of them by itself: what becomes of one is nothing to
+// the others. Redis does not roll back a script that stops half-way, so a Swap
+// looks at everything first and then writes once, and what comes after that cannot
+// fail.
+//
+//	KEYS  the canary, if there is one; the record of each Swap
+//	ARGV  the epoch that the canary should have, or '' if there is none
+//	      'again' if a repeated Swap has to be written again, or ''
+//	      of each Swap: the old token
+//	                    the new record, without what is put in front
+//	                    milliseconds until Redis may reclaim its memory; '' for a Get
+//
+// It returns the server's time, and of each Swap
+//
+//	1         it has stored the record
+//	0         there is none
+//	{record}  the one in the way
+//	text      why Redis has refused
+//
+// or, instead of all that, what the canary has if it is not the epoch.
+var swapScript = newScript(`
+local epoch, again, first = ARGV[1], ARGV[2] ~= '', 0
+if epoch ~= '' then
+  local found = redis.call('GET', KEYS[1])
+  if found ~= epoch then return found or '' end
+  first = 1
+end
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local head = struct.pack('>BI8I2', 1, now, now % 65521)
+local answers = {now}
+for i = 1, #KEYS - first do
+  local key, old, new, reclaim = KEYS[first + i], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local v = redis.pcall('GET', key)
+  local answer, token = 0, ''
+  if type(v) == 'table' then
+    answer, token = v.err, false
+  elseif v then
+    if #v < 21 or string.byte(v, 1) ~= 1 then
+      answer, token = {v}, false
+    else
+      local stamp, _, ttl, n = struct.unpack('>I8I2I8I2', v, 2)
+      if ttl > 0 and now - stamp < ttl then
+        answer, token = {v}, string.sub(v, 22, 21 + n)
+      end
+    end
+  end
+  if reclaim ~= '' then
+    if token == old then
+      local did = redis.pcall('SET', key, head .. new, 'PX', reclaim)
+      if did.err then
+        answer = did.err
+      else
+        answer = 1
+        if old ~= '' then
+          redis.pcall('PUBLISH', key, string.sub(new, 11, 10 + struct.unpack('>I2', new, 9)))
+        end
+      end
+    elseif again and token == string.sub(new, 11, 10 + struct.unpack('>I2', new, 9)) then
+      local did = redis.pcall('SET', key, v, 'KEEPTTL')
+      if did.err then answer = did.err end
+    end
+  end
+  answers[i + 1] = answer
+end
+return answers
+`)
+
+// tellScript tells those who wait for a record that a transaction has replaced
+// it. Whoever may not publish still may write.
+const tellScript = `redis.pcall('PUBLISH', KEYS[1], ARGV[1]) return 1`
+
 // A script is sent by its hash, which Redis knows until it restarts.
 type script struct{ source, hash string }
 
@@ -12,66 +84,3 @@ func newScript(source string) script {
 	sum := sha1.Sum([]byte(source))
 	return script{source, hex.EncodeToString(sum[:])}
 }
-
-// Redis does not roll back a script that stops half-way. So a script looks at
-// everything first and then writes once. What it does after that must not fail.
-
-// swapScript is a Swap.
-//
-//	KEYS  the record; the canary, if there is one
-//	ARGV  the epoch that the canary should have
-//	      the old token
-//	      the new record, without what is put in front
-//	      milliseconds after which Redis may reclaim its memory
-//	      the new token, if a repeated Swap has to be written again
-//
-// It returns 1 if it has stored the record, 0 if there is none, the server's time
-// and the record in the way, or what the canary has instead of the epoch.
-//
-// The time comes first: Redis before version 7 does not let a script write after
-// it has asked for the time unless effects are replicated, which they are by
-// default.
-var swapScript = newScript(`
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if KEYS[2] then
-  local epoch = redis.call('GET', KEYS[2])
-  if epoch ~= ARGV[1] then return epoch or '' end
-end
-local v = redis.call('GET', KEYS[1])
-local token = ''
-if v then
-  if #v < 21 or v:byte(1) ~= 1 then return {now, v} end
-  local stamp, _, ttl, n = struct.unpack('>I8I2I8I2', v, 2)
-  if ttl > 0 and now - stamp < ttl then token = v:sub(22, 21 + n) end
-end
-if token ~= ARGV[2] then
-  if token == '' then return 0 end
-  if token == ARGV[5] then redis.call('SET', KEYS[1], v, 'KEEPTTL') end
-  return {now, v}
-end
-redis.call('SET', KEYS[1], struct.pack('>BI8I2', 1, now, now % 65521) .. ARGV[3], 'PX', ARGV[4])
-if token ~= '' then
-  local n = struct.unpack('>I2', ARGV[3], 9)
-  redis.pcall('PUBLISH', KEYS[1], ARGV[3]:sub(11, 10 + n))
-end
-return 1
-`)
-
-// getScript is a Get where the time cannot be asked for beside the record: in a
-// cluster a command without a key goes to any node. Its arguments and answers are
-// those of swapScript.
-var getScript = newScript(`
-if KEYS[2] then
-  local epoch = redis.call('GET', KEYS[2])
-  if epoch ~= ARGV[1] then return epoch or '' end
-end
-local v = redis.call('GET', KEYS[1])
-if not v then return 0 end
-local t = redis.call('TIME')
-return {t[1] * 1000000 + t[2], v}
-`)
-
-// tellScript tells those who wait for a record that a transaction has replaced
-// it. Whoever may not publish still may write.
-const tellScript = `redis.pcall('PUBLISH', KEYS[1], ARGV[1]) return 1`
