@@ -16,6 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	goredis.SetLogger(silent{}) // the faults are on purpose
 	code := m.Run()
 	testredis.StopShared()
 	if code == 0 {
@@ -26,6 +27,10 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
 
 // fp is the fingerprint of most tests.
 var fp = idem.FingerprintOf([]byte("payload"))

@@ -190,7 +190,9 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	if old == "" && b.replays.likely() {
 		switch now, err := b.Get(ctx, key); {
 		case err != nil:
-			return idem.Record{}, idem.NoEffect(err)
+			// It had no effect, but a Store repeats only what may have had one.
+			b.replays.score.Store(0)
+			return idem.Record{}, err
 		case now.Token != "":
 			b.replays.note(true)
 			return now, nil
