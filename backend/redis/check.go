@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -35,20 +34,16 @@ func (b *Backend) Check(ctx context.Context) error {
 			return b.checkNode(ctx, "the server", b.client)
 		}
 		var one sync.Mutex // Warn is called by one at a time
-		err := c.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
+		return c.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
 			one.Lock()
 			defer one.Unlock()
 			return b.checkNode(ctx, "the node "+c.Options().Addr, c)
 		})
-		if err != nil && !errors.Is(err, idem.ErrOptions) && !errors.Is(err, idem.ErrUnavailable) {
-			err = failed("check", err, 0)
-		}
-		return err
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = b.join(ctx)
 	}
-	return b.join(ctx)
+	return classed("check", err)
 }
 
 // checkNode checks one server, which which names.

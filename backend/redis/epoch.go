@@ -87,14 +87,14 @@ func (b *Backend) Init(ctx context.Context) error {
 	if b.canary == "" {
 		return nil
 	}
-	return b.promptly(ctx, "init", func(ctx context.Context) error {
+	return classed("init", b.promptly(ctx, "init", func(ctx context.Context) error {
 		epoch := epochInit + rand.Text()
 		if err := b.client.Set(ctx, b.canary, epoch, 0).Err(); err != nil {
 			return failed("init", err, 1)
 		}
 		b.epoch.Store(&epoch)
 		return nil
-	})
+	}))
 }
 
 // promptly runs fn, which asks the server something, and returns when ctx is done.

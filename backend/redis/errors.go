@@ -30,6 +30,7 @@ var refusals = map[string]string{
 	"WRONGPASS":   "the user or the password is wrong",
 	"BUSY":        "the server is busy with another script",
 	"NOSCRIPT":    "the server has lost the script",
+	"MAXCLIENTS":  "the server has as many clients as it takes",
 	"WRONGTYPE":   "the key is not a string: another program has written it",
 }
 
@@ -45,8 +46,11 @@ func refusal(err error) string {
 	if _, known := refusals[code]; known {
 		return code
 	}
-	if strings.HasPrefix(text, "ERR max number of clients") {
-		return "ERR"
+	switch {
+	case strings.HasPrefix(text, "ERR max number of clients"):
+		return "MAXCLIENTS"
+	case strings.Contains(text, "user executing the script can't"):
+		return "NOPERM"
 	}
 	if _, inner, ok := strings.Cut(text, ": -"); ok {
 		code, _, _ = strings.Cut(inner, " ")
@@ -82,6 +86,16 @@ func failed(op string, err error, sent int) error {
 		return idem.NoEffect(err)
 	}
 	return err
+}
+
+// classed gives the error of a call that no Store makes a class, if it has none.
+func classed(op string, err error) error {
+	for _, class := range []error{nil, idem.ErrUnavailable, idem.ErrStoreLost, idem.ErrOptions, idem.ErrCorrupt} {
+		if errors.Is(err, class) {
+			return err
+		}
+	}
+	return fmt.Errorf("redis: %s: %w: %w", op, idem.ErrUnavailable, err)
 }
 
 func corrupt(key, format string, args ...any) error {

@@ -406,6 +406,11 @@ func TestRow20WaitReplicas(t *testing.T) {
 		got, err := b.Swap(ctx, "k", "", r)
 		return err == nil && got.Token == r.Token
 	})
+	// WAIT is for what this connection has written, so a repeated Swap writes.
+	before := changes(t, b.client)
+	if _, err := b.Swap(ctx, "k", "", r); err != nil || changes(t, b.client) == before {
+		t.Errorf("the same Swap again: %v, and it has not written", err)
+	}
 	// What was acknowledged is on the replica.
 	proxy.Refuse(true)
 	master.Kill()

@@ -141,7 +141,7 @@ func (b *Backend) script(requests []*request, epoch string, whole bool) []any {
 	}
 	again := ""
 	if b.opts.WaitReplicas.N > 0 {
-		// Redis waits for what this connection has written last.
+		// Redis waits for what this very connection has written, so it has to write.
 		again = "again"
 	}
 	args = append(args, epoch, again)

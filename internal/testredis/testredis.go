@@ -93,7 +93,8 @@ func (s *Server) Restart() {
 			s.t.Fatalf("redis-server has ended: %s", log)
 		default:
 		}
-		return c.Ping(context.Background()).Err() == nil
+		err := c.Ping(context.Background()).Err()
+		return err == nil || goredis.IsAuthError(err)
 	})
 }
 
