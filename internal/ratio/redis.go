@@ -83,7 +83,7 @@ func newRedisRig(dir, fsync string) (*redisRig, error) {
 		return nil, err
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	_ = l.Close()
 	r := &redisRig{dir: dir}
 	r.process = exec.Command("redis-server", "--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir,
 		"--save", "", "--appendonly", "yes", "--appendfsync", fsync, "--loglevel", "warning")
@@ -223,7 +223,7 @@ func (r *redisRig) rest(b *bench) error {
 	}
 	b.print("waiter in the same process, ms", 1, -1, same, "")
 	client := goredis.NewClient(&goredis.Options{Addr: r.own.Options().Addr})
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	backend, err := idemredis.New(client, nil)
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ func (s *Server) Restart() {
 		close(gone)
 	}()
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1})
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	Until(s.t, "the server answers", func() bool {
 		select {
 		case <-gone:
@@ -246,7 +246,7 @@ func freePort(t testing.TB) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	return l.Addr().(*net.TCPAddr).Port
 }
 
