@@ -150,7 +150,7 @@ func changes(t testing.TB, admin goredis.UniversalClient) uint64 {
 
 // single returns a place with one server.
 func single(t testing.TB, opts goredis.Options) place {
-	addr := testredis.Shared(t)
+	addr := testredis.Start(t).Addr // Harness.Writes counts all writes to the server
 	proxy := faultproxy.New(t, addr)
 	return place{
 		options: own,
@@ -161,10 +161,12 @@ func single(t testing.TB, opts goredis.Options) place {
 }
 
 func TestConformanceRetries(t *testing.T) {
+	t.Parallel()
 	conformancetest.Run(t, single(t, goredis.Options{}).harness())
 }
 
 func TestConformanceNoRetries(t *testing.T) {
+	t.Parallel()
 	conformancetest.Run(t, single(t, goredis.Options{MaxRetries: -1}).harness())
 }
 
@@ -173,6 +175,7 @@ const aclRules = "+hello +auth +ping +get +set +eval +evalsha +time +publish +su
 
 // The user has the rights of the package documentation and no others.
 func TestConformanceRestrictedUser(t *testing.T) {
+	t.Parallel()
 	p := single(t, goredis.Options{Username: "idem", Password: "secret"})
 	user := []any{"acl", "setuser", "idem", "reset", "on", ">secret", "-@all", "~t*", "&t*"}
 	for _, rule := range strings.Fields(aclRules + " +exists") { // the last is for the harness
@@ -210,12 +213,14 @@ func inCluster(t testing.TB, options func() *Options) place {
 }
 
 func TestConformanceCluster(t *testing.T) {
+	t.Parallel()
 	h := inCluster(t, own).harness()
 	h.InTx = nil // the suite's transactions have several keys, which are in several slots here
 	conformancetest.Run(t, h)
 }
 
 func TestConformanceClusterOneSlot(t *testing.T) {
+	t.Parallel()
 	conformancetest.Run(t, inCluster(t, func() *Options {
 		o := own()
 		o.Prefix += "{x}:"

@@ -9,13 +9,17 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// A request is one caller's part of a round trip: a Get, or a Swap if it has a
-// write.
+// A request is one caller's part of a round trip: a Get or a Swap.
 type request struct {
-	ctx   context.Context
-	op    string
-	name  string
-	write *write
+	ctx  context.Context
+	op   string
+	name string
+
+	swap       bool // what follows is set
+	old, token string
+	encoded    []byte
+	reclaim    int64 // milliseconds
+	sent       int   // how often it may have been carried out
 
 	taken bool          // out of the queue; guarded by lanes.mu
 	done  chan struct{} // closed when what follows is set
@@ -25,36 +29,39 @@ type request struct {
 	err    error
 }
 
-// A write is what a Swap stores.
-type write struct {
-	old, token string
-	encoded    []byte
-	reclaim    int64 // milliseconds
-	sent       int   // how often it was written to a connection, unless that was refused
+// MarshalBinary is how go-redis asks for an argument whenever it writes it to a
+// connection, so the request knows how often it may have been carried out.
+func (r *request) MarshalBinary() ([]byte, error) {
+	r.sent++
+	return r.encoded, nil
 }
 
-// MarshalBinary is how go-redis asks for an argument whenever it writes it to a
-// connection, so it knows how often the command may have been carried out.
-func (w *write) MarshalBinary() ([]byte, error) {
-	w.sent++
-	return w.encoded, nil
+// refused notes that the answer was that nothing was done.
+func (r *request) refused() {
+	if r.sent == 1 {
+		r.sent = 0
+	}
 }
 
 // lanes share round trips between callers. Whoever finds a lane free starts it; it
 // sends what is queued in one go, until the queue is empty. A lone caller does not
 // wait for company.
+//
+// A lane whose connection hangs is set aside: it does not count any more, so that
+// those who come later take another one.
 type lanes struct {
 	mu      sync.Mutex
 	queue   []*request
 	running int
+	aside   int
 }
 
 const (
 	lanesUsual = 2
-	lanesMost  = 16
+	lanesAside = 16 // at most
 
-	// A request that was not taken for so long is behind a connection that hangs.
-	stalledAfter = 25 * time.Millisecond
+	// A trip that takes so long may be one over a connection that hangs.
+	asideAfter = 25 * time.Millisecond
 
 	maxBatch      = 512
 	maxBatchBytes = 1 << 20
@@ -63,34 +70,18 @@ const (
 // send queues r and waits for its answer or for ctx.
 func (b *Backend) send(ctx context.Context, r *request) error {
 	r.ctx, r.done, r.taken, r.err = ctx, make(chan struct{}), false, nil
-	l := &b.lanes
-	if l.push(r) {
-		if ctx.Done() != nil {
-			go b.drive()
-		} else {
-			b.driveFor(r) // it need not be able to leave, and is spared two switches
-		}
-		select {
-		case <-r.done:
-			return r.err
-		case <-ctx.Done():
-			return l.leave(ctx, r)
-		}
+	switch {
+	case !b.lanes.push(r):
+	case ctx.Done() == nil:
+		b.drive(r) // it need not be able to leave, and is spared two switches
+	default:
+		go b.drive(nil)
 	}
-	stalled := time.NewTimer(stalledAfter)
-	defer stalled.Stop()
-	for {
-		select {
-		case <-r.done:
-			return r.err
-		case <-ctx.Done():
-			return l.leave(ctx, r)
-		case <-stalled.C:
-			if l.bypass(r) {
-				go b.drive()
-			}
-			stalled.Reset(stalledAfter)
-		}
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+		return b.lanes.leave(ctx, r)
 	}
 }
 
@@ -99,18 +90,12 @@ func (l *lanes) push(r *request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, r)
-	if l.running >= lanesUsual {
-		return false
-	}
-	l.running++
-	return true
+	return l.start()
 }
 
-// bypass reports whether another lane has to be started for a request that waits.
-func (l *lanes) bypass(r *request) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if r.taken || l.running >= lanesMost {
+// start reports whether a lane has to be started.
+func (l *lanes) start() bool {
+	if len(l.queue) == 0 || l.running >= lanesUsual {
 		return false
 	}
 	l.running++
@@ -141,9 +126,7 @@ func (l *lanes) take(batch []*request) []*request {
 		}
 		r.taken = true
 		batch = append(batch, r)
-		if r.write != nil {
-			size += len(r.write.encoded)
-		}
+		size += len(r.encoded)
 	}
 	rest := copy(l.queue, l.queue[n:])
 	clear(l.queue[rest:])
@@ -154,36 +137,30 @@ func (l *lanes) take(batch []*request) []*request {
 	return batch
 }
 
-// drive is a lane.
-func (b *Backend) drive() {
-	var batch []*request
+// drive is a lane. With a request it is in the goroutine of the caller whose that
+// is, and leaves when he has his answer.
+func (b *Backend) drive(own *request) {
+	var few [8]*request
+	batch := few[:0]
 	for {
 		if len(batch) > 1 {
 			// Those whom the last batch has woken may want to be in the next.
 			runtime.Gosched()
 		}
+		clear(batch)
 		if batch = b.lanes.take(batch[:0]); len(batch) == 0 {
 			return
 		}
-		b.trip(batch)
-		clear(batch) // its memory is used again
-	}
-}
-
-// driveFor is a lane in the goroutine of the caller whose request r is, as long as
-// that has no answer.
-func (b *Backend) driveFor(r *request) {
-	var one [1]*request
-	batch := one[:0]
-	for {
-		if batch = b.lanes.take(batch[:0]); len(batch) == 0 {
+		if !b.watched(batch) {
 			return
 		}
-		b.trip(batch)
+		if own == nil {
+			continue
+		}
 		select {
-		case <-r.done:
-			if b.lanes.handOver() {
-				go b.drive()
+		case <-own.done:
+			if b.lanes.pass() {
+				go b.drive(nil)
 			}
 			return
 		default:
@@ -191,14 +168,41 @@ func (b *Backend) driveFor(r *request) {
 	}
 }
 
-// handOver reports whether a lane has to go on without its caller, and ends it if
-// not.
-func (l *lanes) handOver() bool {
+// pass ends the lane of a caller who leaves, and reports whether another has to go
+// on with it.
+func (l *lanes) pass() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.queue) > 0 {
+	l.running--
+	return l.start()
+}
+
+// watched makes a trip. It reports false if the lane was set aside meanwhile and is
+// not needed any more.
+func (b *Backend) watched(batch []*request) bool {
+	l := &b.lanes
+	var isOver, isAside bool // guarded by l.mu
+	late := time.AfterFunc(asideAfter, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if isOver || l.aside == lanesAside {
+			return
+		}
+		isAside = true
+		l.aside++
+		l.running--
+		if l.start() {
+			go b.drive(nil)
+		}
+	})
+	b.trip(batch)
+	late.Stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	isOver = true
+	if !isAside {
 		return true
 	}
-	l.running--
-	return false
+	l.aside--
+	return l.start()
 }

@@ -34,7 +34,7 @@ import (
 //
 // Integers are big-endian, lengths and numbers are uvarints. Redis stamps the
 // record when it stores it, so the stamp has a check of its own; the checksum
-// covers the key and everything from ttl to before the checksum.
+// covers everything from ttl to before the checksum, and the key.
 const (
 	formatVersion = 1
 	stampPrime    = 65521
@@ -72,9 +72,14 @@ const keyTagLen = 6
 // front makes one slot of whatever braces the key contains, and spreads keys over
 // the slots by all of their bytes.
 func name(prefix, key string) string {
-	sum := crc32.Checksum([]byte(key), castagnoli)
-	tag := base64.RawURLEncoding.EncodeToString([]byte{byte(sum >> 16), byte(sum >> 8), byte(sum)})
-	return prefix + "{" + tag + "}" + key
+	b := make([]byte, 0, 64+keyTagLen+idem.MaxStoredKey) // on the stack
+	b = append(b, key...)
+	sum := crc32.Checksum(b, castagnoli)
+	b = append(b[:0], prefix...)
+	b = append(b, '{')
+	b = base64.RawURLEncoding.AppendEncode(b, []byte{byte(sum >> 16), byte(sum >> 8), byte(sum)})
+	b = append(b, '}')
+	return string(append(b, key...))
 }
 
 // encode returns r as it is stored under key, without what Redis puts in front.
@@ -87,7 +92,7 @@ func encode(key string, r idem.Record) ([]byte, error) {
 	case r.Status < idem.InProgress || r.Status > idem.Released:
 		return nil, fmt.Errorf("the record has the unknown status %d", uint8(r.Status))
 	}
-	n := 128 + len(r.Token) + len(r.Checkpoint) + len(r.Result.Body)
+	n := 128 + len(key) + len(r.Token) + len(r.Checkpoint) + len(r.Result.Body)
 	for name, value := range r.Result.Meta {
 		n += len(name) + len(value) + 2*binary.MaxVarintLen32
 	}
@@ -128,7 +133,8 @@ func encode(key string, r idem.Record) ([]byte, error) {
 		v = appendBytes(v, name)
 		v = appendBytes(v, value)
 	}
-	return binary.BigEndian.AppendUint32(v, checksum(key, v)), nil
+	sum := checksum(append(v, key...))
+	return binary.BigEndian.AppendUint32(v, sum), nil
 }
 
 // stamp puts in front of an encoded record what Redis does when a script stores
@@ -146,14 +152,13 @@ func appendBytes[T string | []byte](b []byte, s T) []byte {
 	return append(b, s...)
 }
 
-func checksum(key string, encoded []byte) uint32 {
-	return crc32.Update(crc32.Checksum([]byte(key), castagnoli), castagnoli, encoded)
-}
+// checksum returns the checksum of an encoded record with its key behind it.
+func checksum(encoded []byte) uint32 { return crc32.Checksum(encoded, castagnoli) }
 
 // decode returns a stored record and its stamp. The record's age is not set, and
 // its slices are its own.
 func decode(key, stored string) (r idem.Record, stamp int64, err error) {
-	v := []byte(stored)
+	v := append(make([]byte, 0, len(stored)+len(key)), stored...)
 	switch {
 	case len(v) < shortest+checksumLen:
 		return r, 0, fmt.Errorf("it has only %d bytes", len(v))
@@ -165,7 +170,8 @@ func decode(key, stored string) (r idem.Record, stamp int64, err error) {
 	if stamp < 0 || uint16(stamp%stampPrime) != binary.BigEndian.Uint16(v[checkAt:]) {
 		return r, 0, errors.New("its stamp does not match its check")
 	}
-	if checksum(key, v[headLen:end]) != binary.BigEndian.Uint32(v[end:]) {
+	sum := binary.BigEndian.Uint32(v[end:])
+	if checksum(append(v[headLen:end], key...)) != sum {
 		return r, 0, errors.New("its checksum does not match")
 	}
 	in := reader{b: v[ttlAt:end]}

@@ -202,8 +202,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	if err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
 	}
-	w := &write{old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}
-	r := &request{name: b.Key(key), write: w}
+	r := &request{name: b.Key(key), swap: true, old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}
 	a, err := b.ask(ctx, op, r)
 	if err != nil {
 		return idem.Record{}, err
@@ -287,6 +286,9 @@ func (b *Backend) ask(ctx context.Context, op string, r *request) (answer, error
 		return answer{}, idem.NoEffect(gaveUp(ctx, op, "not asked"))
 	}
 	r.op = op
+	if !r.swap {
+		r.sent = 1 // what it does without effect is nothing to say no effect of
+	}
 	for {
 		if err := b.join(ctx); err != nil {
 			return answer{}, idem.NoEffect(err)

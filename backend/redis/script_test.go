@@ -119,8 +119,10 @@ func TestRow40ScriptStoppedHalfWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &write{token: r.Token, encoded: encoded, reclaim: 1000}
-		batch = append(batch, &request{ctx: ctx, op: "swap", name: b.Key(key), write: w, done: make(chan struct{})})
+		batch = append(batch, &request{
+			ctx: ctx, op: "swap", name: b.Key(key), done: make(chan struct{}),
+			swap: true, token: r.Token, encoded: encoded, reclaim: 1000,
+		})
 	}
 	b.trip(batch)
 	for i, r := range batch {

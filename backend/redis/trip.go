@@ -38,7 +38,7 @@ func (b *Backend) trip(batch []*request) {
 	if len(batch) == 1 {
 		ctx = context.WithoutCancel(batch[0].ctx) // its values are for the client's hooks
 	}
-	b.pipeline(ctx, batch, false)
+	b.exchange(ctx, batch, false)
 	var again []*request
 	for _, r := range batch {
 		if r.err != nil && refusal(r.err) == "NOSCRIPT" {
@@ -47,11 +47,11 @@ func (b *Backend) trip(batch []*request) {
 		}
 	}
 	if len(again) > 0 {
-		b.pipeline(ctx, again, true)
+		b.exchange(ctx, again, true)
 	}
 	for _, r := range batch {
 		if r.err != nil {
-			r.err = failed(r.op, r.err, r.sent())
+			r.err = failed(r.op, r.err, r.sent)
 		}
 		close(r.done)
 	}
@@ -63,32 +63,58 @@ type parcel struct {
 	cmd      *goredis.Cmd
 }
 
-// pipeline sends a batch in one round trip and sets the answers. With whole it
+// exchange sends a batch in one round trip and sets the answers. With whole it
 // sends the script itself, not its hash.
-func (b *Backend) pipeline(ctx context.Context, batch []*request, whole bool) {
-	pipe := b.client.Pipeline()
-	queue := func(cmd goredis.Cmder) { _ = pipe.Process(ctx, cmd) } // errors come from Exec
+func (b *Backend) exchange(ctx context.Context, batch []*request, whole bool) {
 	epoch := ""
 	if b.canary != "" {
 		epoch = *b.epoch.Load()
 	}
-	var gets, scripts []parcel
-	var canary *goredis.StringCmd
-	var now *goredis.TimeCmd
-	var confirmed *goredis.IntCmd
-
-	var swaps []*request
-	for i, r := range batch {
+	gets := 0
+	for _, r := range batch {
 		r.epoch, r.err = epoch, nil
-		if r.write == nil && !b.cluster {
-			p := parcel{batch[i : i+1], goredis.NewCmd(ctx, "get", r.name)}
-			gets = append(gets, p)
-			queue(p.cmd)
-		} else {
-			swaps = append(swaps, r)
+		if !r.swap && !b.cluster {
+			gets++
 		}
 	}
-	if len(gets) > 0 {
+	if len(batch) == 1 && gets == 0 && b.opts.WaitReplicas.N == 0 {
+		p := parcel{batch, goredis.NewCmd(ctx, b.script(batch, epoch, whole)...)}
+		err := b.client.Process(ctx, p.cmd)
+		answerScript(p)
+		noAnswer(batch, err)
+		return
+	}
+	b.pipeline(ctx, batch, epoch, gets, whole)
+}
+
+// noAnswer gives what was not carried out the error of the whole.
+func noAnswer(batch []*request, err error) {
+	for _, r := range batch {
+		if r.err == errNoAnswer && err != nil {
+			r.err = err
+		}
+	}
+}
+
+// pipeline is exchange for many commands, of which some are gets.
+func (b *Backend) pipeline(ctx context.Context, batch []*request, epoch string, gets int, whole bool) {
+	pipe := b.client.Pipeline()
+	queue := func(cmd goredis.Cmder) { _ = pipe.Process(ctx, cmd) } // errors come from Exec
+	parcels := make([]parcel, 0, gets+1)
+	swaps := batch
+	var canary *goredis.StringCmd
+	var now *goredis.TimeCmd
+	if gets > 0 {
+		swaps = nil
+		for i, r := range batch {
+			if r.swap {
+				swaps = append(swaps, r)
+				continue
+			}
+			p := parcel{batch[i : i+1], goredis.NewCmd(ctx, "get", r.name)}
+			parcels = append(parcels, p)
+			queue(p.cmd)
+		}
 		// The canary comes after what is read, and the time after all.
 		canary, now = pipe.Get(ctx, b.canary), pipe.Time(ctx)
 	}
@@ -99,25 +125,28 @@ func (b *Backend) pipeline(ctx context.Context, batch []*request, whole bool) {
 		}
 		p := parcel{swaps[:n], goredis.NewCmd(ctx, b.script(swaps[:n], epoch, whole)...)}
 		swaps = swaps[n:]
-		scripts = append(scripts, p)
+		parcels = append(parcels, p)
 		queue(p.cmd)
 	}
-	if wait := b.opts.WaitReplicas; wait.N > 0 && len(scripts) > 0 {
+	var confirmed *goredis.IntCmd
+	if wait := b.opts.WaitReplicas; wait.N > 0 && len(parcels) > gets {
 		confirmed = goredis.NewIntCmd(ctx, "wait", wait.N, wait.Timeout.Milliseconds())
 		queue(confirmed)
 	}
 	_, err := pipe.Exec(ctx)
-	for _, p := range gets {
-		p.requests[0].answerGet(p.cmd, canary, now)
+	for i, p := range parcels {
+		if i < gets {
+			p.requests[0].answerGet(p.cmd, canary, now)
+		} else {
+			answerScript(p)
+		}
 	}
-	for _, p := range scripts {
-		answerScript(p)
+	noAnswer(batch, err)
+	if confirmed == nil {
+		return
 	}
 	for _, r := range batch {
-		switch {
-		case r.err == errNoAnswer && err != nil:
-			r.err = err
-		case r.err == nil && r.write != nil && confirmed != nil:
+		if r.err == nil && r.swap {
 			r.err = b.unconfirmed(r, confirmed)
 		}
 	}
@@ -146,28 +175,13 @@ func (b *Backend) script(requests []*request, epoch string, whole bool) []any {
 	}
 	args = append(args, epoch, again)
 	for _, r := range requests {
-		if w := r.write; w != nil {
-			args = append(args, w.old, w, w.reclaim)
+		if r.swap {
+			args = append(args, r.old, r, r.reclaim)
 		} else {
 			args = append(args, "", "", "")
 		}
 	}
 	return args
-}
-
-// sent returns how often a request may have been carried out.
-func (r *request) sent() int {
-	if r.write == nil {
-		return 1
-	}
-	return r.write.sent
-}
-
-// refused notes that the answer was that nothing was done.
-func (r *request) refused() {
-	if r.write != nil && r.write.sent == 1 {
-		r.write.sent = 0
-	}
 }
 
 // errNoAnswer is the error of a command that was not carried out and has none of
@@ -256,7 +270,7 @@ func (scriptError) RedisError()     {}
 func (b *Backend) unconfirmed(r *request, confirmed *goredis.IntCmd) error {
 	own := r.answer.kind == stored
 	if r.answer.kind == present {
-		own = tokenOf(r.answer.value) == r.write.token
+		own = tokenOf(r.answer.value) == r.token
 	}
 	n, err := confirmed.Result()
 	switch wait := b.opts.WaitReplicas; {
