@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,12 +49,19 @@ func (r *request) refused() {
 // wait for company.
 //
 // A lane whose connection hangs is set aside: it does not count any more, so that
-// those who come later take another one.
+// those who wait and come later take another one.
 type lanes struct {
 	mu      sync.Mutex
 	queue   []*request
-	running int
-	aside   int
+	busy    []*lane
+	running int  // of busy, that are not set aside
+	watched bool // a timer will look after those who wait
+}
+
+// A lane is what carries out batches, one after another.
+type lane struct {
+	since time.Time // the last batch was taken
+	aside bool
 }
 
 const (
@@ -72,6 +80,7 @@ func (b *Backend) send(ctx context.Context, r *request) error {
 	r.ctx, r.done, r.taken, r.err = ctx, make(chan struct{}), false, nil
 	switch {
 	case !b.lanes.push(r):
+		b.watch()
 	case ctx.Done() == nil:
 		b.drive(r) // it need not be able to leave, and is spared two switches
 	default:
@@ -113,10 +122,18 @@ func (l *lanes) leave(ctx context.Context, r *request) error {
 	return gaveUp(ctx, r.op, "waiting for the answer")
 }
 
-// take takes the next batch out of the queue, or ends the lane if there is none.
-func (l *lanes) take(batch []*request) []*request {
+// take takes the next batch out of the queue. It ends the lane if there is none, or
+// if it was set aside and others do its work.
+func (l *lanes) take(ln *lane, batch []*request) []*request {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if ln.aside {
+		if !l.start() {
+			l.end(ln)
+			return nil
+		}
+		ln.aside = false
+	}
 	n, size := 0, 0
 	for n < len(l.queue) && len(batch) < maxBatch && size < maxBatchBytes {
 		r := l.queue[n]
@@ -132,14 +149,30 @@ func (l *lanes) take(batch []*request) []*request {
 	clear(l.queue[rest:])
 	l.queue = l.queue[:rest]
 	if len(batch) == 0 {
-		l.running--
+		l.end(ln)
+		return nil
 	}
+	if ln.since.IsZero() {
+		l.busy = append(l.busy, ln)
+	}
+	ln.since = time.Now()
 	return batch
 }
 
+// end ends a lane.
+func (l *lanes) end(ln *lane) {
+	if i := slices.Index(l.busy, ln); i >= 0 {
+		l.busy = slices.Delete(l.busy, i, i+1)
+	}
+	if !ln.aside {
+		l.running--
+	}
+}
+
 // drive is a lane. With a request it is in the goroutine of the caller whose that
-// is, and leaves when he has his answer.
+// is, and ends when he has his answer.
 func (b *Backend) drive(own *request) {
+	ln := &lane{}
 	var few [8]*request
 	batch := few[:0]
 	for {
@@ -148,18 +181,16 @@ func (b *Backend) drive(own *request) {
 			runtime.Gosched()
 		}
 		clear(batch)
-		if batch = b.lanes.take(batch[:0]); len(batch) == 0 {
+		if batch = b.lanes.take(ln, batch[:0]); len(batch) == 0 {
 			return
 		}
-		if !b.watched(batch) {
-			return
-		}
+		b.trip(batch)
 		if own == nil {
 			continue
 		}
 		select {
 		case <-own.done:
-			if b.lanes.pass() {
+			if b.lanes.pass(ln) {
 				go b.drive(nil)
 			}
 			return
@@ -170,39 +201,42 @@ func (b *Backend) drive(own *request) {
 
 // pass ends the lane of a caller who leaves, and reports whether another has to go
 // on with it.
-func (l *lanes) pass() bool {
+func (l *lanes) pass(ln *lane) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.running--
+	l.end(ln)
 	return l.start()
 }
 
-// watched makes a trip. It reports false if the lane was set aside meanwhile and is
-// not needed any more.
-func (b *Backend) watched(batch []*request) bool {
+// watch has a timer look after those who wait. While nobody does there is none.
+func (b *Backend) watch() {
 	l := &b.lanes
-	var isOver, isAside bool // guarded by l.mu
-	late := time.AfterFunc(asideAfter, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if isOver || l.aside == lanesAside {
-			return
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.watched {
+		l.watched = true
+		time.AfterFunc(asideAfter, b.setAside)
+	}
+}
+
+// setAside sets lanes that hang aside, and starts others in their place.
+func (b *Backend) setAside() {
+	l := &b.lanes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ln := range l.busy {
+		if !ln.aside && time.Since(ln.since) >= asideAfter && len(l.busy)-l.running < lanesAside {
+			ln.aside = true
+			l.running--
 		}
-		isAside = true
-		l.aside++
-		l.running--
+	}
+	for range lanesUsual {
 		if l.start() {
 			go b.drive(nil)
 		}
-	})
-	b.trip(batch)
-	late.Stop()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	isOver = true
-	if !isAside {
-		return true
 	}
-	l.aside--
-	return l.start()
+	l.watched = len(l.queue) > 0
+	if l.watched {
+		time.AfterFunc(asideAfter, b.setAside)
+	}
 }

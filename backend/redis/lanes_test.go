@@ -136,25 +136,27 @@ func TestLeavingTheQueue(t *testing.T) {
 // A batch is bounded, in number and in bytes; what is larger goes alone.
 func TestBatchesAreBounded(t *testing.T) {
 	var l lanes
+	ln := &lane{}
 	for range maxBatch + 10 {
 		l.push(&request{})
 	}
-	if n := len(l.take(nil)); n != maxBatch {
+	if n := len(l.take(ln, nil)); n != maxBatch {
 		t.Errorf("the first batch has %d requests, want %d", n, maxBatch)
 	}
-	if n := len(l.take(nil)); n != 10 {
+	if n := len(l.take(ln, nil)); n != 10 {
 		t.Errorf("the second batch has %d requests, want 10", n)
 	}
 	for range 5 {
 		l.push(&request{encoded: bytes.Repeat([]byte("x"), maxBatchBytes)})
 	}
 	for range 5 {
-		if n := len(l.take(nil)); n != 1 {
+		if n := len(l.take(ln, nil)); n != 1 {
 			t.Errorf("a batch of large records has %d, want 1", n)
 		}
 	}
 	l.running = 1
-	if n := len(l.take(nil)); n != 0 || l.running != 0 {
+	ln.aside = false
+	if n := len(l.take(ln, nil)); n != 0 || l.running != 0 {
 		t.Errorf("the lane has not ended: %d requests, %d lanes", n, l.running)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // The examples need a server, so they are run from here.
 func TestExamples(t *testing.T) {
-	addr = testredis.Start(t).Addr
+	addr = testredis.Start(t, "--appendonly", "yes").Addr // so that there is nothing to warn of
 	for _, e := range []struct {
 		run  func()
 		want string

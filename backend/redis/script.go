@@ -26,19 +26,20 @@ import (
 //
 // or, instead of all that, what the canary has if it is not the epoch.
 var swapScript = newScript(`
+local call, pcall, sub, unpack = redis.call, redis.pcall, string.sub, struct.unpack
 local epoch, again, first = ARGV[1], ARGV[2] ~= '', 0
 if epoch ~= '' then
-  local found = redis.call('GET', KEYS[1])
+  local found = call('GET', KEYS[1])
   if found ~= epoch then return found or '' end
   first = 1
 end
-local t = redis.call('TIME')
+local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 local head = struct.pack('>BI8I2', 1, now, now % 65521)
 local answers = {now}
 for i = 1, #KEYS - first do
   local key, old, new, reclaim = KEYS[first + i], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
-  local v = redis.pcall('GET', key)
+  local v = pcall('GET', key)
   local answer, token = 0, ''
   if type(v) == 'table' then
     answer, token = v.err, false
@@ -46,25 +47,25 @@ for i = 1, #KEYS - first do
     if #v < 21 or string.byte(v, 1) ~= 1 then
       answer, token = {v}, false
     else
-      local stamp, _, ttl, n = struct.unpack('>I8I2I8I2', v, 2)
+      local stamp, _, ttl, n = unpack('>I8I2I8I2', v, 2)
       if ttl > 0 and now - stamp < ttl then
-        answer, token = {v}, string.sub(v, 22, 21 + n)
+        answer, token = {v}, sub(v, 22, 21 + n)
       end
     end
   end
   if reclaim ~= '' then
     if token == old then
-      local did = redis.pcall('SET', key, head .. new, 'PX', reclaim)
+      local did = pcall('SET', key, head .. new, 'PX', reclaim)
       if did.err then
         answer = did.err
       else
         answer = 1
         if old ~= '' then
-          redis.pcall('PUBLISH', key, string.sub(new, 11, 10 + struct.unpack('>I2', new, 9)))
+          pcall('PUBLISH', key, sub(new, 11, 10 + unpack('>I2', new, 9)))
         end
       end
-    elseif again and token == string.sub(new, 11, 10 + struct.unpack('>I2', new, 9)) then
-      local did = redis.pcall('SET', key, v, 'KEEPTTL')
+    elseif again and token == sub(new, 11, 10 + unpack('>I2', new, 9)) then
+      local did = pcall('SET', key, v, 'KEEPTTL')
       if did.err then answer = did.err end
     end
   end

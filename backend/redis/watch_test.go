@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -161,7 +162,12 @@ func TestWatchAsksLittle(t *testing.T) {
 	server := testredis.Start(t)
 	admin := server.Client(t, nil)
 	o := own()
-	waiters := newStore(t, newBackend(t, server.Client(t, nil), o), nil)
+	var asked atomic.Int32
+	waiters := newStore(t, newBackend(t, server.Client(t, nil), o), &idem.Options{Observe: func(_ context.Context, e idem.Event) {
+		if e.Op == "begin" {
+			asked.Add(1)
+		}
+	}})
 	s := newStore(t, newBackend(t, server.Client(t, nil), o), nil)
 	ctx := within(t, time.Minute)
 	const waiting = 200
@@ -183,7 +189,7 @@ func TestWatchAsksLittle(t *testing.T) {
 	}
 	gets := func() int64 { return calls(t, admin, "get") }
 	testredis.Until(t, "all have asked and wait", func() bool {
-		return calls(t, admin, "publish") == 0 && len(admin.PubSubChannels(ctx, "*").Val()) == 1
+		return asked.Load() == waiting && len(admin.PubSubChannels(ctx, "*").Val()) == 1
 	})
 	settled := gets()
 	testredis.Until(t, "nobody asks any more", func() bool {
