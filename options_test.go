@@ -147,6 +147,37 @@ func TestRS2_LargeResults(t *testing.T) {
 	}
 }
 
+// What a person or a recovery finds out is limited like any result.
+func TestRS2_LargeResolutions(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, nil, &idem.Options{MaxResult: 10})
+	if err := s.Abandon(ctx, begin(t, s, "k", payloadA)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second is a repetition after a lost reply
+		if err := s.Resolve(ctx, "k", 1, idem.Result{Code: 5, Body: make([]byte, 11)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := lookup(t, s, "k"); !r.Result.Omitted || r.Result.Body != nil || r.Result.Code != 5 {
+		t.Errorf("stored %+v", r.Result)
+	}
+}
+
+// A late packet of a released attempt finds the key used, for an hour or for as
+// long as the attempt could have lasted.
+func TestReleasedRecordsOutliveTheirLease(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{time.Minute: time.Hour, 3 * time.Hour: 3 * time.Hour} {
+		s := open(t, nil, &idem.Options{Lease: given})
+		if err := s.Release(context.Background(), begin(t, s, "k", payloadA)); err != nil {
+			t.Fatal(err)
+		}
+		if r := lookup(t, s, "k"); r.TTL != want {
+			t.Errorf("with a lease of %v a released record is kept for %v, want %v", given, r.TTL, want)
+		}
+	}
+}
+
 // FL-1: only Complete finishes a key.
 func TestFL1_ReleaseFreesAtOnce(t *testing.T) {
 	ctx := context.Background()

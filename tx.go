@@ -109,8 +109,8 @@ func (r *txRun) body(ctx context.Context, b Backend, fn func(context.Context, *C
 	bound := r.store.With(b)
 	claim, done, err := bound.Begin(ctx, r.key, r.fp)
 	if err != nil {
-		if errors.Is(err, ErrInProgress) {
-			r.busy, _ = errors.AsType[*Error](err)
+		if refused, ok := err.(*Error); ok && refused.Err == ErrInProgress {
+			r.busy = refused
 		}
 		return err
 	}

@@ -420,7 +420,7 @@ func (h *handle) Sweep(ctx context.Context, limit int) (int, error) {
 	case h.is("takes no limit for no end") && limit < 1, h.is("sweeps without a limit"):
 		limit = 1 << 30
 	case h.is("sweeps in a batch only"):
-		limit = min(limit, 100)
+		limit = min(limit, 50)
 	}
 	var due []string
 	for key, e := range h.records {

@@ -76,7 +76,7 @@ var mutants = []struct {
 	{fault: "writes through transactions", caughtBy: "Tx/Rollback Tx/Commit StoreTx/EverythingInOne StoreTx/CompleteInTx StoreTx/CompleteLost"},
 	{fault: "hides a transaction's own Swaps", caughtBy: "Tx/OwnSwaps StoreTx/EverythingInOne StoreTx/Do"},
 	{fault: "breaks a transaction by a refused Swap", caughtBy: "Tx/RefusedSwap StoreTx/KF-1/OtherPayload"},
-	{fault: "commits in spite of a race", caughtBy: "Tx/LostRace", options: options(optimistic)},
+	{fault: "commits in spite of a race", caughtBy: "Tx/LostRace Tx/Race StoreTx/DoTx/OneRuns", options: options(optimistic)},
 
 	{fault: "skips at the page's end", caughtBy: "Lister/All"},
 	{fault: "lists one too many", caughtBy: "Lister/Limit"},

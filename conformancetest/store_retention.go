@@ -96,8 +96,8 @@ func storySweepBesideClaims(e *env) {
 	each("live", begin)
 	each("completed", func(key string) { e.done(s, key, payload, text("fresh")) })
 
-	swept := e.sweepAll(7, 5*n)
-	if swept != n && swept > n {
+	// Some may have been deleted on the way, by storage that cleans up by itself.
+	if swept := e.sweepAll(7, 5*n); swept > n {
 		e.errorf("Sweep deleted %d records where %d are expired", swept, n)
 	}
 	each("completed", func(key string) { e.replay(s, key, text("fresh")) })
@@ -108,7 +108,8 @@ func storySweepBesideClaims(e *env) {
 	each("expired", func(key string) { e.want("Lookup", e.lookup(s, key), idem.Record{}) })
 }
 
-// sweeping sweeps in a loop, by each of the handles, until stop is called.
+// sweeping sweeps in a loop, by each of the handles, until stop is called. Small
+// batches make it last.
 func (e *env) sweeping(handles []idem.Backend) (stop func()) {
 	stopped := make(chan struct{})
 	var all sync.WaitGroup
@@ -120,7 +121,7 @@ func (e *env) sweeping(handles []idem.Backend) (stop func()) {
 					return
 				default:
 				}
-				if _, err := b.Sweep(e.ctx, 50); err != nil {
+				if _, err := b.Sweep(e.ctx, 3); err != nil {
 					e.errorf("Sweep failed: %v", err)
 					return
 				}
@@ -161,7 +162,8 @@ func storySweepRace(e *env) {
 		stop := e.sweeping(e.handles(2))
 		claims := make([][8]*idem.Claim, keys)
 		together(8, func(caller int) {
-			for i := range keys {
+			for n := range keys {
+				i := (n + caller*keys/8) % keys // not all at the same key
 				c, done, err := stores[caller%4].Begin(e.ctx, fmt.Sprintf("k%d", i), payload)
 				if claims[i][caller] = c; c == nil && !errors.Is(err, idem.ErrInProgress) {
 					e.errorf("Begin of an expired key beside a Sweep gave %s", outcome(c, done, err))

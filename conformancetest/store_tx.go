@@ -117,37 +117,48 @@ func storyTxDo(e *env) {
 	e.wantEffect("k", true)
 }
 
-// doTx runs DoTx, in whose transaction the effect is written. commit sees how
-// each transaction ended, and says how it is reported.
-func (e *env) doTx(s *idem.Store, key string, commit func(error) error) (idem.Outcome, error) {
+// doTx runs DoTx, in whose transaction the effect of that name is written.
+// commit sees how each transaction ended, and says how it is reported.
+func (e *env) doTx(s *idem.Store, key, name string, between crossing, commit func(error) error) (idem.Outcome, error) {
 	return s.DoTx(e.ctx, key, payload, func(ctx context.Context, body idem.TxBody) error {
 		return commit(e.inTx(func(tx idem.Backend) error {
 			return body(ctx, tx, func(context.Context, *idem.Claim) (idem.Result, error) {
-				return text("done"), e.effect(tx, key)
+				err := e.effect(tx, name)
+				if between != nil {
+					between.meet()
+				}
+				return text("done"), err
 			})
 		}))
 	})
 }
 
 func storyDoTx(e *env) {
+	const callers = 8
 	stores := e.stores(2)
+	between := make(crossing)
 	for round := range rounds(8) {
 		key := fmt.Sprintf("k%d", round)
 		var fresh atomic.Int64
-		together(8, func(i int) {
-			out, err := e.doTx(stores[i%2], key, func(err error) error { return err })
+		together(callers, func(i int) {
+			out, err := e.doTx(stores[i%2], key, fmt.Sprintf("%s by %d", key, i), between, func(err error) error { return err })
 			e.is("DoTx", err, nil)
-			if !out.Result.Equal(text("done")) || out.Attempt != 1 {
+			if err == nil && (!out.Result.Equal(text("done")) || out.Attempt != 1) {
 				e.errorf("DoTx gave %+v", out)
 			}
-			if !out.Replayed {
+			if err == nil && !out.Replayed {
 				fresh.Add(1)
 			}
 		})
-		if fresh.Load() != 1 {
-			e.errorf("%d callers of DoTx were told that theirs had run, want 1", fresh.Load())
+		effects := 0
+		for i := range callers {
+			if e.get(e.b, fmt.Sprintf("effect %s by %d", key, i)).Token != "" {
+				effects++
+			}
 		}
-		e.wantEffect(key, true)
+		if effects != 1 || fresh.Load() != 1 {
+			e.errorf("%d callers of DoTx had their effect, and %d were told that theirs had run; want 1, 1", effects, fresh.Load())
+		}
 		e.replay(stores[1], key, text("done"))
 	}
 }
@@ -155,7 +166,7 @@ func storyDoTx(e *env) {
 func storyDoTxReplyLost(e *env) {
 	s := e.store(e.b, nil)
 	lost := 0
-	out, err := e.doTx(s, "k", func(err error) error {
+	out, err := e.doTx(s, "k", "k", nil, func(err error) error {
 		if err == nil && lost == 0 {
 			lost++
 			return errLine

@@ -172,9 +172,24 @@ func testTxLostRace(e *env) {
 	}
 }
 
+// A crossing lets transactions overlap: whoever comes to it waits for another
+// to come, for a moment only, since a storage may let in one at a time.
+type crossing chan struct{}
+
+func (c crossing) meet() {
+	moment := time.NewTimer(10 * time.Millisecond)
+	defer moment.Stop()
+	select {
+	case c <- struct{}{}:
+	case <-c:
+	case <-moment.C:
+	}
+}
+
 // testTxRace counts with transactions and with single Swaps at the same time.
 func testTxRace(e *env) {
 	const callers, each = 4, 5
+	between := make(crossing)
 	e.put("k", newRecord(idem.InProgress)) // Attempt 1
 	var did [callers]int
 	together(callers, func(i int) {
@@ -188,6 +203,9 @@ func testTxRace(e *env) {
 				}
 				next = successor(now)
 				got, err = b.Swap(e.ctx, "k", now.Token, next)
+				if i%2 == 0 {
+					between.meet()
+				}
 				return err
 			}
 			if i%2 == 0 {

@@ -17,7 +17,7 @@
 // # Damage
 //
 // Records have checksums, and opening a file checks all of it, which takes about
-// half a second for a million records. A file that is damaged, cut or emptied is
+// a second for a million records. A file that is damaged, cut or emptied is
 // never repaired, replaced or partly read: it gives [idem.ErrCorrupt] or
 // [idem.ErrStoreLost], and its bytes stay as they are. Restore a copy, or move it
 // away, knowing that every operation in it could then run a second time.
@@ -114,6 +114,8 @@ type core struct {
 
 	calls    sync.RWMutex // held for reading by each call, for good by Close
 	closed   chan struct{}
+	closing  sync.Once
+	closeErr error
 	poisoned atomic.Pointer[poisoned]
 
 	sessionMu sync.Mutex
@@ -164,19 +166,19 @@ func New(db *bbolt.DB, opts *Options) (*Backend, error) {
 }
 
 // load reads the storage in the file, or makes it.
-func (c *core) load(db *bbolt.DB, o Options) (err error) {
-	defer c.recovered(&err, debug.SetPanicOnFault(true))
+func (c *core) load(db *bbolt.DB, o Options) error {
 	for {
-		tx, err := db.Begin(false)
+		tx, err := c.begin(db, false)
 		if err != nil {
-			return c.failed("open", err)
+			return err
 		}
-		found, err := c.loadFrom(tx, o)
+		var found bool
+		err = c.fenced(func() error { found, err = c.loadFrom(tx, o); return err })
 		_ = tx.Rollback()
 		if found || err != nil {
 			return err
 		}
-		if err := db.Update(c.makeBucket); err != nil {
+		if err := c.fenced(func() error { return db.Update(c.makeBucket) }); err != nil {
 			return c.failed("make the bucket", err)
 		}
 	}
@@ -218,15 +220,12 @@ func (b *Backend) Close() error {
 	if b.bound != nil {
 		return b.failed("close", errBound)
 	}
-	c := b.core
-	if !c.calls.TryLock() {
-		if !c.enter() { // somebody else has closed it
-			return nil
-		}
-		c.leave()
-		c.calls.Lock()
-	}
-	// It stays locked: no call begins any more.
+	b.closing.Do(func() { b.closeErr = b.close() })
+	return b.closeErr
+}
+
+func (c *core) close() error {
+	c.calls.Lock() // for good: no call begins any more
 	close(c.closed)
 	if c.file == nil {
 		return nil
@@ -292,7 +291,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 		if err != nil {
 			return idem.Record{}, idem.NoEffect(err)
 		}
-		if w.decided(present) {
+		if w.decided(present.Token) {
 			return present, nil
 		}
 	}

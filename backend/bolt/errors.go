@@ -99,7 +99,7 @@ func (c *core) unchanged(db *bbolt.DB, txid int) bool {
 	if err != nil {
 		return false
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	m, err := readMeta(f)
 	return err == nil && m.txid == uint64(txid)
 }

@@ -131,8 +131,8 @@ func (c *core) catchUp(t table) error {
 		return errIndexNewer
 	case h.seq > x.seq:
 		c.clock.learn(h.stamp)
+		x.txid = unknownTx // in case it ends half-way
 		if err := c.readTail(t, h); err != nil {
-			x.txid = unknownTx
 			return err
 		}
 		x.seq = h.seq
@@ -177,7 +177,7 @@ func (c *core) readTail(t table, h head) error {
 // ones that the head knows of.
 func (c *core) readAll(t table, h head) error {
 	x := c.index
-	x.spots = newSpots(int(min(h.records, 1<<24)))
+	x.seq, x.spots = 0, newSpots(int(min(h.records, 1<<24)))
 	var records, sum, last uint64
 	err := t.eachRecord(0, func(at place, v []byte) error {
 		records++

@@ -140,6 +140,13 @@ func keyOf(v []byte) []byte {
 	return key
 }
 
+// tokenOf returns the token of a stored record that has been verified, within v.
+func tokenOf(v []byte) []byte {
+	d := decoder{rest: v[keyAt : len(v)-checksumLen]}
+	d.bytes() // the key
+	return d.bytes()
+}
+
 // stampOf returns the stamp of a stored record that has been verified.
 func stampOf(v []byte) int64 {
 	return int64(binary.BigEndian.Uint64(v[stampAt:]))

@@ -34,10 +34,10 @@ type log struct {
 	number uint64
 }
 
-// newSession begins a session in tx, which another session may have written to.
-// The transaction holds the lock of the writer, so the committed state cannot
-// change before it ends.
-func (c *core) newSession(tx *bbolt.Tx) (*session, error) {
+// newSession begins a session for about size writes in tx, which another session
+// may have written to. The transaction holds the lock of the writer, so the
+// committed state cannot change before it ends.
+func (c *core) newSession(tx *bbolt.Tx, size int) (*session, error) {
 	t, err := c.table(tx)
 	if err != nil {
 		return nil, err
@@ -45,8 +45,8 @@ func (c *core) newSession(tx *bbolt.Tx) (*session, error) {
 	s := &session{
 		table: t,
 		txid:  tx.ID(),
-		added: newSpots(0),
-		gone:  make(map[spot]uint64),
+		added: newSpots(size),
+		gone:  make(map[spot]uint64, size),
 		logs:  make(map[logName]*log),
 	}
 	x := c.index
@@ -68,14 +68,17 @@ func (c *core) newSession(tx *bbolt.Tx) (*session, error) {
 // catchUpCommitted gives the index the committed state.
 func (c *core) catchUpCommitted(db *bbolt.DB) error {
 	for range maxRetries {
-		view, err := db.Begin(false)
+		view, err := c.begin(db, false)
 		if err != nil {
-			return c.failed("read", err)
+			return err
 		}
-		t, err := c.table(view)
-		if err == nil {
-			err = c.catchUp(t)
-		}
+		err = c.fenced(func() error {
+			t, err := c.table(view)
+			if err == nil {
+				err = c.catchUp(t)
+			}
+			return err
+		})
 		_ = view.Rollback()
 		if err != errIndexNewer {
 			return err
@@ -91,6 +94,7 @@ func (s *session) refresh(first bool) error {
 		return err
 	}
 	if h.seq != s.head.seq {
+		clear(s.logs) // they may have dropped one
 		s.c.index.mu.Lock()
 		defer s.c.index.mu.Unlock()
 		err = s.eachRecord(s.head.seq+1, func(at place, v []byte) error {
@@ -115,11 +119,12 @@ func (s *session) refresh(first bool) error {
 // nil.
 func (s *session) find(key string, hash uint64) (v []byte, at place, err error) {
 	x := s.c.index
+	var room [4]hint
 	x.mu.RLock()
-	inAdded := hintsOf(x, &s.added, hash)
-	inIndex := hintsOf(x, &x.spots, hash)
+	found := appendHints(room[:0], x, &s.added, hash)
+	found = appendHints(found, x, &x.spots, hash)
 	x.mu.RUnlock()
-	for _, sp := range append(inAdded, inIndex...) {
+	for _, sp := range found {
 		if _, ok := s.gone[sp.spot]; ok {
 			continue
 		}
@@ -146,7 +151,7 @@ type hint struct {
 	spot spot
 }
 
-func hintsOf(x *index, s *spots, hash uint64) (hs []hint) {
+func appendHints(hs []hint, x *index, s *spots, hash uint64) []hint {
 	first, more, ok := s.find(hash)
 	if ok {
 		hs = append(hs, hint{x.place(first), first})
@@ -200,23 +205,37 @@ func (s *session) open(name logName) (*log, error) {
 const fillPercent = 0.95
 
 // get returns the record under key, or the zero Record.
-func (s *session) get(key string, hash uint64) (idem.Record, []byte, place, error) {
+func (s *session) get(key string, hash uint64) (idem.Record, error) {
 	v, at, err := s.find(key, hash)
 	if v == nil || err != nil {
-		return idem.Record{}, nil, place{}, err
+		return idem.Record{}, err
 	}
-	r, err := s.c.live(v, at, key)
-	return r, v, at, err
+	return s.c.live(v, at, key)
 }
 
 // swap stores w if the token of the record under its key is w.old. Otherwise it
 // returns the record in the way.
 func (s *session) swap(w *write) (present idem.Record, swapped bool, err error) {
-	present, v, at, err := s.get(w.key, w.hash)
-	if err != nil || w.decided(present) {
-		return present, false, err
+	v, at, err := s.find(w.key, w.hash)
+	if err != nil {
+		return idem.Record{}, false, err
 	}
+	token := ""
 	if v != nil {
+		if err := verify(v, at); err != nil {
+			return idem.Record{}, false, s.c.corrupt("%v, with the key %q: %v", at, w.key, err)
+		}
+		if !s.c.expired(v, at) {
+			token = string(tokenOf(v))
+		}
+	}
+	switch {
+	case w.decided(token) && token == "":
+		return idem.Record{}, false, nil
+	case w.decided(token):
+		present, err = s.c.live(v, at, w.key)
+		return present, false, err
+	case v != nil:
 		if err := s.remove(v, at, w.hash); err != nil {
 			return idem.Record{}, false, err
 		}

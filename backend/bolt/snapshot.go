@@ -114,8 +114,8 @@ func (c *core) snapshot(db *bbolt.DB) (*snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := c.table(tx)
-	if err != nil {
+	var t table
+	if err := c.fenced(func() error { t, err = c.table(tx); return err }); err != nil {
 		_ = tx.Rollback()
 		return nil, err
 	}

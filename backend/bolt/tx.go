@@ -57,7 +57,7 @@ func (b *binding) session() (*session, error) {
 	if c.session != nil && c.session.tx == b.tx {
 		return c.session, c.session.refresh(false)
 	}
-	s, err := c.newSession(b.tx)
+	s, err := c.newSession(b.tx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 		if b.tx.Writable() {
 			s, err := b.session()
 			if err == nil {
-				r, _, _, err = s.get(key, hash)
+				r, err = s.get(key, hash)
 			}
 			return err
 		}
@@ -96,7 +96,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 
 func (b *binding) swap(ctx context.Context, w *write) error {
 	present, err := b.get(ctx, w.key)
-	if err == nil && w.decided(present) {
+	if err == nil && w.decided(present.Token) {
 		w.present = present
 		return nil
 	}
@@ -188,81 +188,62 @@ var errNeedsWriter = errors.New("the writer is needed")
 func (b *Backend) Do(ctx context.Context, store *idem.Store, key string, fp idem.Fingerprint,
 	fn func(ctx context.Context, tx *bbolt.Tx, c *idem.Claim) (idem.Result, error),
 ) (idem.Outcome, error) {
-	if b.bound != nil {
+	switch {
+	case b.bound != nil:
 		return idem.Outcome{}, &idem.Error{Op: "do", Key: key, Err: errBound}
+	case fn == nil:
+		return idem.Outcome{}, &idem.Error{Op: "do", Key: key, Err: fmt.Errorf("%w: there is no function to run", idem.ErrOptions)}
 	}
-	for {
-		out, waits, err := b.doOnce(ctx, store, key, fp, fn)
-		if !waits {
-			return out, err
+	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
+		// A duplicate of an operation that is done, or that runs, is answered
+		// without the writer.
+		err := body(ctx, &Backend{core: b.core, bound: &binding{c: b.core}}, func(context.Context, *idem.Claim) (idem.Result, error) {
+			return idem.Result{}, errNeedsWriter
+		})
+		if errors.Is(err, errNeedsWriter) {
+			err = b.transact(ctx, body, fn)
 		}
-		if err := store.Wait(ctx, key); err != nil {
-			return idem.Outcome{}, err
-		}
-	}
+		return err
+	})
 }
 
-// doOnce is Do up to the point where it has to wait for another attempt.
-func (b *Backend) doOnce(ctx context.Context, store *idem.Store, key string, fp idem.Fingerprint,
-	fn func(ctx context.Context, tx *bbolt.Tx, c *idem.Claim) (idem.Result, error),
-) (out idem.Outcome, waits bool, err error) {
-	present, err := store.Lookup(ctx, key)
-	if err != nil {
-		return out, false, err
-	}
-	if present.Status == idem.Completed || present.LeaseLeft() > 0 {
-		// Most likely there is nothing to write, and the Store can tell without
-		// the writer.
-		out, err = store.With(&Backend{core: b.core, bound: &binding{c: b.core}}).Do(ctx, key, fp, nil)
-		if !errors.Is(err, errNeedsWriter) {
-			return out, errors.Is(err, idem.ErrInProgress), err
-		}
-	}
-	unavailable := func(err error) error {
-		return &idem.Error{Op: "do", Key: key, Err: fmt.Errorf("%w: %w", idem.ErrUnavailable, err)}
-	}
+// transact runs body in a transaction, which it commits unless body fails or has
+// not run fn.
+func (b *Backend) transact(ctx context.Context, body idem.TxBody, fn func(context.Context, *bbolt.Tx, *idem.Claim) (idem.Result, error)) error {
 	if err := b.check(ctx); err != nil {
-		return out, false, unavailable(err)
+		return err
 	}
 	defer b.leave()
 	if b.readOnly {
-		return out, false, unavailable(b.failed("do", errReadOnly))
+		return b.failed("do", errReadOnly)
 	}
 	db, err := b.acquire(ctx, writing)
 	if err != nil {
-		return out, false, unavailable(err)
+		return err
 	}
 	defer b.release()
 	b.snapshots.pause()
 	defer b.snapshots.resume()
 	tx, err := b.beginWithin(ctx, db)
 	if err != nil {
-		return out, false, unavailable(err)
+		return err
 	}
-	commits := false
+	ran, commits := false, false
 	defer func() {
-		if !commits { // fn's error, its panic, or a Goexit
+		if !commits { // an error, a panic, a Goexit, or nothing was written
 			b.rollback(tx)
 		}
 	}()
-	ran := false
 	// What fn has done is recorded also if the caller is gone by then.
-	out, err = store.With(b.WithTx(tx)).Do(context.WithoutCancel(ctx), key, fp,
-		func(_ context.Context, c *idem.Claim) (idem.Result, error) {
-			ran = true
-			return fn(ctx, tx, c)
-		})
-	switch {
-	case err != nil:
-		return idem.Outcome{}, !ran && errors.Is(err, idem.ErrInProgress), err
-	case !ran:
-		return out, false, nil // completed meanwhile
+	err = body(context.WithoutCancel(ctx), b.WithTx(tx), func(_ context.Context, c *idem.Claim) (idem.Result, error) {
+		ran = true
+		return fn(ctx, tx, c)
+	})
+	if err != nil || !ran {
+		return err
 	}
 	commits = true
-	if err := b.commit(tx); err != nil {
-		return idem.Outcome{}, false, unavailable(err)
-	}
-	return out, false, nil
+	return b.commit(tx)
 }
 
 // beginWithin begins a write transaction, unless ctx is done before bbolt's lock

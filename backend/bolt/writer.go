@@ -36,11 +36,9 @@ type write struct {
 	err     error
 }
 
-// decided reports whether present answers the Swap without a write: another
-// record is in the way, or the new one is there already.
-func (w *write) decided(present idem.Record) bool {
-	return present.Token == w.token || present.Token != w.old
-}
+// decided reports whether the token that is present answers the Swap without a
+// write: another record is in the way, or the new one is there already.
+func (w *write) decided(present string) bool { return present == w.token || present != w.old }
 
 // A writer commits what is queued in batches: one transaction, and one wait for
 // the disk, for all who come while the one before is written. Nobody waits for
@@ -195,27 +193,26 @@ func (c *core) fenced(fn func() error) (err error) {
 // where it leaves the transaction half changed, the write is taken out and the
 // rest applied again.
 func (c *core) applyAll(tx *bbolt.Tx, batch *[]*write) error {
-	s, err := c.newSession(tx)
+	s, err := c.newSession(tx, len(*batch))
 	if err != nil {
 		return err
 	}
 	s.alone = true
-	for i, w := range *batch {
-		w.present, w.swapped, w.swept, w.err = idem.Record{}, false, 0, nil
-		if w.ctx.Err() != nil {
-			w.err = idem.NoEffect(c.gaveUp(w.ctx, "waiting for the writer"))
-			continue
+	next := 0
+	err = c.fenced(func() error {
+		for ; next < len(*batch); next++ {
+			if err := s.apply((*batch)[next]); err != nil {
+				return err
+			}
 		}
-		err := c.fenced(func() error { return s.apply(w) })
-		if err == nil {
-			continue
-		}
+		return nil
+	})
+	if err != nil {
+		w := (*batch)[next]
 		w.err = idem.NoEffect(err)
-		if _, half := errors.AsType[*brokenError](err); half || errors.Is(err, errPanicked) {
-			close(w.done)
-			*batch = slices.Delete(*batch, i, i+1)
-			return errAgain
-		}
+		close(w.done)
+		*batch = slices.Delete(*batch, next, next+1)
+		return errAgain
 	}
 	if !s.written {
 		return errNothing
@@ -230,20 +227,30 @@ func (c *core) applyAll(tx *bbolt.Tx, batch *[]*write) error {
 	return s.flush()
 }
 
-func (s *session) apply(w *write) (err error) {
-	if w.sweep > 0 {
+// apply does one write. What it returns leaves the transaction half changed; all
+// other errors are the write's own.
+func (s *session) apply(w *write) error {
+	w.present, w.swapped, w.swept, w.err = idem.Record{}, false, 0, nil
+	var err error
+	switch {
+	case w.ctx.Err() != nil:
+		err = s.c.gaveUp(w.ctx, "waiting for the writer")
+	case w.sweep > 0:
 		w.swept, err = s.sweep(w.sweep)
+	default:
+		w.present, w.swapped, err = s.swap(w)
+	}
+	if _, half := errors.AsType[*brokenError](err); half {
 		return err
 	}
-	w.present, w.swapped, err = s.swap(w)
-	return err
+	if err != nil {
+		w.err = idem.NoEffect(err)
+	}
+	return nil
 }
 
-// gaveUp is the error of a caller whose context was done first.
+// gaveUp is the error of a caller whose context was done first. It does not wrap
+// the context's cause, which can be the error of another operation.
 func (c *core) gaveUp(ctx context.Context, while string) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if !errors.Is(cause, err) {
-		err = fmt.Errorf("%w: %w", err, cause)
-	}
-	return fmt.Errorf("bolt: %s: %s: %w", c.path, while, err)
+	return fmt.Errorf("bolt: %s: %s: %w", c.path, while, ctx.Err())
 }

@@ -145,7 +145,7 @@ func (t target) trimmed(err error) string {
 	s := trimmed(err)
 	for {
 		rest := s
-		for _, front := range []string{"bolt: ", "open ", t.path + ": "} {
+		for _, front := range []string{idem.ErrNotRecorded.Error() + ": ", "bolt: ", "open ", t.path + ": "} {
 			rest = strings.TrimPrefix(rest, front)
 		}
 		if rest == s {

@@ -38,6 +38,7 @@ type process struct {
 type ending struct {
 	code       int            // as a shell reports it: 128+n after signal n
 	signal     syscall.Signal // that killed it, or 0
+	stopped    bool           // idem told it to end: whatever code it ended with, it has not done its work
 	outputHeld bool           // a background process still held its output
 }
 
@@ -64,7 +65,12 @@ func (p *process) run(ctx context.Context) (ending, error) {
 
 	cmd := exec.CommandContext(ctx, p.argv[0], p.argv[1:]...)
 	cmd.Env, cmd.Stdin, cmd.SysProcAttr = p.env, p.stdin, killedWithParent()
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var stopped atomic.Bool
+	cmd.Cancel = func() error {
+		err := cmd.Process.Signal(syscall.SIGTERM)
+		stopped.Store(err == nil)
+		return err
+	}
 	cmd.WaitDelay = graceToEnd
 
 	var capture capture
@@ -91,6 +97,7 @@ func (p *process) run(ctx context.Context) (ending, error) {
 		return ending{}, fmt.Errorf("wait for the command: %w", err)
 	}
 	e := endingOf(cmd.ProcessState)
+	e.stopped = stopped.Load()
 	e.outputHeld = capture.finish()
 	return e, nil
 }

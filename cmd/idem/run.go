@@ -22,6 +22,10 @@ import (
 // memory for as long as the command runs.
 const maxStdin = 64 << 20
 
+// minLease is the shortest lease that can be kept by writing to a file which other
+// processes use as well.
+const minLease = 100 * time.Millisecond
+
 type runCommand struct {
 	Key string `required:"" placeholder:"KEY" help:"Name of the operation, the same in every retry of it: --key invoice-4711. 1 to 255 bytes."`
 	where
@@ -88,7 +92,7 @@ func (c *runCommand) Run(s *session) error {
 	case err == nil:
 		return a.replay(store, out)
 	}
-	if in, ok := errors.AsType[*interrupted](err); ok {
+	if in, ok := errors.AsType[*interrupted](context.Cause(ctx)); ok && errors.Is(err, context.Canceled) {
 		return fail(exitSignal+int(in.signal), "", "%v: %v; nothing was run", t, in)
 	}
 	return t.refused("run", err)
@@ -103,6 +107,12 @@ func (c *runCommand) check(s *session) (target, error) {
 		if code < 0 || code > 255 {
 			return target{}, badUsage("run", "--ok-codes: %d is no exit code; they are 0 to 255", code)
 		}
+	}
+	if c.Lease < minLease {
+		return target{}, badUsage("run", "--lease: %v is too short; a lease is extended by writing to a file, which needs %v", c.Lease, minLease)
+	}
+	if c.Retention == 0 { // to a Store that would be the default
+		return target{}, badUsage("run", "--retention: 0s is below 24h; a retry that comes later would run the command a second time")
 	}
 	t, err := c.at(c.Key, s.getenv)
 	if err != nil {
@@ -214,7 +224,7 @@ func (a *attempt) run(ctx context.Context, claim *idem.Claim) (idem.Result, erro
 		}
 		return idem.Result{}, err
 	}
-	if a.ending.signal == 0 && slices.Contains(a.call.OkCodes, a.ending.code) {
+	if a.ending.signal == 0 && !a.ending.stopped && slices.Contains(a.call.OkCodes, a.ending.code) {
 		return a.process.output.result(a.ending.code), nil
 	}
 	if lost := context.Cause(ctx); errors.Is(lost, idem.ErrLost) {
@@ -284,9 +294,8 @@ func (a *attempt) notRecorded(err error) error {
 			"another attempt may have run the command meanwhile: find out what has happened before you go on; see: "+a.target.commandLine("show"),
 			"%v: attempt %d has lost its claim while the command was running, because its lease could not be extended in time; %s", a.target, a.number, how)
 	}
-	// Do says that it is not recorded, around what Complete says, around the cause.
 	cause := err
-	for e, ok := errors.AsType[*idem.Error](cause); ok; e, ok = errors.AsType[*idem.Error](cause) {
+	if e, ok := errors.AsType[*idem.Error](err); ok {
 		cause = e.Err
 	}
 	return fail(exitNotRecorded,

@@ -38,29 +38,29 @@ func boltLines(b *bench) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	fmt.Printf("bolt: %d records stored, %d rounds of %v in %s\n\n", b.stored, b.rounds, b.slice, dir)
 	own, err := newOwn(filepath.Join(dir, "idem.db"), b.stored)
 	if err != nil {
 		return err
 	}
-	defer own.close()
+	defer func() { _ = own.close() }()
 	naive, err := newRaw(filepath.Join(dir, "naive.db"), &bbolt.Options{}, own.keys, doneLen)
 	if err != nil {
 		return err
 	}
-	defer naive.db.Close()
+	defer func() { _ = naive.db.Close() }()
 	engine := &bbolt.Options{FreelistType: bbolt.FreelistMapType, NoFreelistSync: true, NoStatistics: true}
 	floor, err := newRaw(filepath.Join(dir, "floor.db"), engine, sequential(b.stored), doneLen)
 	if err != nil {
 		return err
 	}
-	defer floor.db.Close()
+	defer func() { _ = floor.db.Close() }()
 	raw, err := newRaw(filepath.Join(dir, "raw.db"), engine, own.keys, doneLen)
 	if err != nil {
 		return err
 	}
-	defer raw.db.Close()
+	defer func() { _ = raw.db.Close() }()
 
 	// The first access to a page costs a fault.
 	for _, key := range own.keys {
@@ -349,12 +349,12 @@ func boltAfterSweep(b *bench, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer fresh.close()
+	defer func() { _ = fresh.close() }()
 	swept, err := newOwn(filepath.Join(dir, "swept.db"), b.stored/2)
 	if err != nil {
 		return err
 	}
-	defer swept.close()
+	defer func() { _ = swept.close() }()
 	expiring := make([]string, b.stored/2)
 	for i := range expiring {
 		expiring[i] = "expires-" + idem.NewKey()
@@ -387,12 +387,12 @@ func boltGrowth(b *bench, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer small.close()
+	defer func() { _ = small.close() }()
 	large, err := newOwn(filepath.Join(dir, "large.db"), 5_000_000)
 	if err != nil {
 		return err
 	}
-	defer large.close()
+	defer func() { _ = large.close() }()
 	for _, c := range b.callers {
 		err := b.measure(line{name: "cost of a pair at 5 M records / at 100 k", c: c, target: -1.7, work: small.pair, base: large.pair})
 		if err != nil {
