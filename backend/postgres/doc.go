@@ -1,0 +1,2 @@
+// Package postgres x
+package postgres

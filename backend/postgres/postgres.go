@@ -1,0 +1,295 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"time"
+
+	"github.com/idem-go/idem"
+	"github.com/jackc/pgx/v5"
+)
+
+// DB is a *pgxpool.Pool or a *pgx.Conn. With a single connection the calls take
+// turns.
+type DB interface {
+	BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Options configure a Backend. Nil Options and zero fields stand for the
+// defaults.
+type Options struct {
+	// Schema and Table name the table; "public" and "idem_records" by default.
+	// Letters, digits and underscores, up to 63, not beginning with a digit.
+	// Upper case letters are not folded.
+	Schema, Table string
+
+	// TxOptions are those of the transactions that Do begins, and their
+	// isolation that of DoSQL's. The zero value is the default of the database.
+	TxOptions pgx.TxOptions
+
+	// AllowAsyncCommit allows a claim or a result to be written in a
+	// transaction of the caller's that commits with synchronous_commit = off. A
+	// crash of the server can then lose the commit after it was acknowledged,
+	// together with the business change. Without it such a write is an error.
+	AllowAsyncCommit bool
+
+	// Listen makes those who wait learn of a change by notification instead of
+	// asking again and again. It is a connection string; the Backend opens a
+	// connection of its own with it while somebody waits, which must lead to
+	// the server directly and not through a transaction pooler. Set it in all
+	// programs that write to the table, or in none: a change made without it
+	// notifies nobody and is found by asking.
+	Listen string
+}
+
+// Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on a table
+// of PostgreSQL. It is safe for concurrent use.
+type Backend struct {
+	opts  Options
+	table string // quoted
+	sql   statements
+	src   source
+	pgx   *pgxSource // nil with database/sql
+	lanes *lanes     // nil with database/sql
+	ears  *listener  // nil without Options.Listen
+}
+
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+
+// New returns a Backend on db, which the caller owns and closes. It does not
+// touch the database.
+func New(db DB, opts *Options) (*Backend, error) {
+	src, err := newPgxSource(db)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: new: %w: %w", idem.ErrOptions, err)
+	}
+	b, err := newBackend(src, opts)
+	if err != nil {
+		return nil, err
+	}
+	b.pgx, b.lanes = src, newLanes(src)
+	return b, nil
+}
+
+// NewSQL returns a Backend on db, which the caller owns and closes. Any driver
+// will do whose errors have a method SQLState() string; that of pgx is
+// github.com/jackc/pgx/v5/stdlib.
+func NewSQL(db *sql.DB, opts *Options) (*Backend, error) {
+	if db == nil {
+		return nil, fmt.Errorf("postgres: new: %w: the *sql.DB is nil", idem.ErrOptions)
+	}
+	return newBackend(sqlSource{db}, opts)
+}
+
+func newBackend(src source, opts *Options) (*Backend, error) {
+	b := &Backend{src: src}
+	if opts != nil {
+		b.opts = *opts
+	}
+	if b.opts.Schema == "" {
+		b.opts.Schema = "public"
+	}
+	if b.opts.Table == "" {
+		b.opts.Table = "idem_records"
+	}
+	for _, name := range []string{b.opts.Schema, b.opts.Table} {
+		if !identifier.MatchString(name) {
+			return nil, fmt.Errorf("postgres: new: %w: %q is not a name of letters, digits and underscores", idem.ErrOptions, name)
+		}
+	}
+	b.table = quote(b.opts.Schema, b.opts.Table)
+	b.sql = newStatements(b.table)
+	if b.opts.Listen != "" {
+		var err error
+		if b.ears, err = newListener(b); err != nil {
+			return nil, fmt.Errorf("postgres: new: %w: Listen: %w", idem.ErrOptions, err)
+		}
+	}
+	return b, nil
+}
+
+func quote(schema, table string) string { return `"` + schema + `"."` + table + `"` }
+
+// Get implements [idem.Backend].
+func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
+	rep, err := b.ask(ctx, "get", key, b.sql.get, []any{key})
+	if err != nil {
+		return idem.Record{}, err
+	}
+	if rep.outcome == standby {
+		return idem.Record{}, idem.NoEffect(errors.New("postgres: get: the server is a standby, whose records may be old; connect to the primary"))
+	}
+	return unexpired(rep), nil
+}
+
+// unexpired returns the record of a reply that is present and not expired.
+func unexpired(rep reply) idem.Record {
+	if rep.outcome != present || rep.record.Expired() {
+		return idem.Record{}
+	}
+	return rep.record
+}
+
+// Swap implements [idem.Backend].
+//
+// While a transaction that has written the key is open, what it will leave
+// behind is unknown: Swap waits for its end, until ctx is done, without holding a
+// connection.
+func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
+	sw := b.newSwap(key, old, new)
+	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
+		text, args := sw.statement()
+		rep, err := b.ask(ctx, "swap", key, text.alone, args)
+		if err != nil {
+			return idem.Record{}, err
+		}
+		if got, ok := sw.settle(rep); ok {
+			return got, nil
+		}
+		// The first time it is more likely that a rival was quicker.
+		if err := pause(ctx, delay); err != nil {
+			return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: a transaction that has written the key is still open: %w", err))
+		}
+	}
+}
+
+// pause waits for about d, or until ctx is done, which is an error.
+func pause(ctx context.Context, d time.Duration) error {
+	if d > 0 {
+		t := time.NewTimer(d/2 + rand.N(d/2+1))
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}
+
+// A swap is one Swap on its way through statements and replies.
+type swap struct {
+	b        *Backend
+	key, old string
+	new      idem.Record
+	args     []any
+	expired  string // the token of an expired record in the way
+}
+
+func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
+	lock := lockOf("key", b.table, key)
+	return &swap{b: b, key: key, old: old, new: new, args: recordArgs(key, lock, new)}
+}
+
+// statement returns what to run next.
+func (sw *swap) statement() (writes, []any) {
+	if sw.old == "" && sw.expired == "" {
+		return sw.b.sql.claim, sw.args
+	}
+	token := sw.old + sw.expired // one of them is empty
+	args := append(sw.args[:len(sw.args):len(sw.args)], token, sw.expired == "")
+	if sw.b.ears != nil {
+		args = append(args, sw.b.ears.lock(sw.key))
+	}
+	return sw.b.sql.replace, args
+}
+
+// settle says how the Swap ends, or that the question has to be asked again,
+// since the reply shows the record as it was before a rival's write, or because
+// a transaction holds the key.
+func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
+	switch {
+	case rep.outcome == stored || rep.outcome == unsafely:
+		sw.new.Age = 0
+		return sw.new.Clone(), true
+	case rep.outcome == nothing:
+		sw.expired = ""
+		return idem.Record{}, sw.old != ""
+	case rep.record.Expired():
+		if sw.old == "" {
+			sw.expired = rep.record.Token
+		}
+		return idem.Record{}, sw.old != ""
+	case rep.record.Token == sw.new.Token:
+		return rep.record, true
+	}
+	return rep.record, sw.old == "" || rep.record.Token != sw.old
+}
+
+// ask runs a statement by itself and mends what a clock that was set back has
+// left behind.
+func (b *Backend) ask(ctx context.Context, what, key, sql string, args []any) (reply, error) {
+	if err := ctx.Err(); err != nil {
+		return reply{}, idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
+	}
+	rep, err := b.once(ctx, sql, args)
+	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
+		// The default isolation is a stricter one, at which rivals are errors, or
+		// two batches met. By itself no statement needs more than this.
+		if ctxErr := pause(ctx, delay); ctxErr != nil {
+			return reply{}, idem.NoEffect(b.explain(ctx, what, err))
+		}
+		err = b.src.inTx(ctx, func(s session) error {
+			var err error
+			rep, err = queryReply(ctx, s, sql, args)
+			return err
+		})
+	}
+	if err != nil {
+		return reply{}, b.failed(ctx, what, err)
+	}
+	if rep.future {
+		// If that fails, the next one who looks does it.
+		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, key, rep.record.Token) })
+	}
+	return rep, nil
+}
+
+// once runs a statement as soon as there is a connection for it, together with
+// others if there are.
+func (b *Backend) once(ctx context.Context, sql string, args []any) (rep reply, err error) {
+	if b.lanes != nil {
+		return b.lanes.ask(ctx, sql, args)
+	}
+	err = b.src.with(ctx, func(s session) error {
+		rep, err = queryReply(ctx, s, sql, args)
+		return err
+	})
+	return rep, err
+}
+
+// sweepBatch bounds one statement of Sweep. Larger ones hold locks for so long
+// that others notice.
+const sweepBatch = 1000
+
+// Sweep implements [idem.Backend]. It deletes in statements of up to 1,000
+// records; several may run at once, and skip each other's records.
+func (b *Backend) Sweep(ctx context.Context, limit int) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("postgres: sweep: %w", err)
+	}
+	swept := 0
+	for swept < limit {
+		n := int64(0)
+		batch := min(limit-swept, sweepBatch)
+		err := b.src.inTx(ctx, func(s session) error {
+			return s.query(ctx, b.sql.sweep, []any{int64(batch)}, func(scan func(...any) error) error { return scan(&n) })
+		})
+		if err != nil {
+			if conflict(err) && ctx.Err() == nil {
+				continue
+			}
+			return swept, b.failed(ctx, "sweep", err)
+		}
+		swept += int(n)
+		if n < int64(batch) {
+			break
+		}
+	}
+	return swept, nil
+}

@@ -1,0 +1,222 @@
+package postgres
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/idem-go/idem"
+)
+
+// A reply is the one row with which the server answers a Get or a Swap, or that
+// there was none.
+type reply struct {
+	outcome outcome
+	record  idem.Record // what is in the way, if outcome is present
+	future  bool        // the record was written in the future: the server's clock was set back
+}
+
+type outcome int16
+
+const (
+	nothing  outcome = iota // no row
+	present                 // a record is there, expired or not
+	stored                  // the new record is stored
+	unsafely                // it is stored, in a transaction that commits with synchronous_commit = off
+	standby                 // the server is a standby: what it has may be old
+)
+
+// columns are those of a record as every statement returns them, after the
+// outcome. Instants do not leave the server; what comes back is an age in
+// microseconds, which does not depend on the session's time zone or date style.
+const columns = `r.token, r.status, r.attempt, r.fence, r.fingerprint, r.code, r.meta, r.body, r.omitted, r.checkpoint, r.lease, r.ttl, ` + age
+
+// noColumns has the types of columns, for rows that are no record.
+const noColumns = `NULL::text, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bytea, NULL::boolean, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint`
+
+// age is that of the record r in microseconds. It is negative for a record from
+// the future. clock_timestamp, because the time of now() stands still in a
+// transaction.
+const age = `(extract(epoch FROM clock_timestamp() - r.written_at) * 1000000)::bigint`
+
+// live says of the record r that it is not expired: what Record.Expired says,
+// in units of microseconds, and so that it cannot overflow.
+const live = `greatest(` + age + `, 0) < r.ttl / 1000 + least(r.ttl % 1000, 1)`
+
+// scanReply reads a row of an outcome and columns.
+func scanReply(scan func(...any) error) (reply, error) {
+	var rep reply
+	var what int16
+	var row row
+	if err := scan(append([]any{&what}, row.fields()...)...); err != nil {
+		return rep, err
+	}
+	rep.outcome = outcome(what)
+	if rep.outcome != present {
+		return rep, nil
+	}
+	var err error
+	rep.record, rep.future, err = row.record()
+	return rep, err
+}
+
+// A row has the columns of a record. NULL is told from zero: a table that was
+// repaired by hand must not turn a missing lease into one that is over.
+type row struct {
+	token                         *string
+	status                        *int16
+	attempt, fence, code          *int64
+	fingerprint, meta, body, note []byte
+	omitted                       *bool
+	lease, ttl, age               *int64
+}
+
+func (r *row) fields() []any {
+	return []any{
+		&r.token, &r.status, &r.attempt, &r.fence, &r.fingerprint, &r.code, &r.meta, &r.body,
+		&r.omitted, &r.note, &r.lease, &r.ttl, &r.age,
+	}
+}
+
+// record returns the record, and whether it is from the future.
+func (r *row) record() (rec idem.Record, future bool, err error) {
+	switch {
+	case r.token == nil || r.status == nil || r.attempt == nil || r.fence == nil || r.code == nil || r.omitted == nil ||
+		r.lease == nil || r.ttl == nil || r.age == nil || r.fingerprint == nil || r.meta == nil || r.body == nil || r.note == nil:
+		return rec, false, fmt.Errorf("postgres: %w: a column of the record is NULL", idem.ErrCorrupt)
+	case *r.status < int16(idem.InProgress) || *r.status > int16(idem.Released):
+		return rec, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, *r.status)
+	case len(r.fingerprint) != len(rec.Fingerprint):
+		return rec, false, fmt.Errorf("postgres: %w: the fingerprint of the record has %d bytes", idem.ErrCorrupt, len(r.fingerprint))
+	case *r.lease < 0 || *r.ttl < 0:
+		return rec, false, fmt.Errorf("postgres: %w: a duration of the record is negative", idem.ErrCorrupt)
+	}
+	meta, err := decodeMeta(r.meta)
+	if err != nil {
+		return rec, false, err
+	}
+	return idem.Record{
+		Token:       *r.token,
+		Status:      idem.Status(*r.status),
+		Attempt:     int(*r.attempt),
+		Fence:       *r.fence,
+		Fingerprint: idem.Fingerprint(r.fingerprint),
+		Result:      idem.Result{Code: int(*r.code), Meta: meta, Body: orNil(r.body), Omitted: *r.omitted},
+		Checkpoint:  orNil(r.note),
+		Lease:       time.Duration(*r.lease),
+		TTL:         time.Duration(*r.ttl),
+		Age:         microseconds(*r.age),
+	}, *r.age < 0, nil
+}
+
+// microseconds returns us microseconds, at least 0 and at most what a Duration
+// can hold.
+func microseconds(us int64) time.Duration {
+	const most = int64(1<<63-1) / 1000
+	return time.Duration(min(max(us, 0), most)) * time.Microsecond
+}
+
+func orNil(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return b
+}
+
+func orEmpty(b []byte) []byte {
+	if b == nil {
+		return []byte{} // nil would be NULL
+	}
+	return b
+}
+
+// recordArgs are the parameters $1 to $15 of every statement that writes.
+func recordArgs(key string, lock int64, r idem.Record) []any {
+	return []any{
+		key, lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
+		encodeMeta(r.Result.Meta), orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint),
+		int64(r.Lease), int64(r.TTL), soonest(r),
+	}
+}
+
+// soonest returns the earliest, in microseconds from now, that r can expire as
+// it is or after its completion. It goes into sweep_at, the indexed column, which
+// tells Sweep where to look; whether a record is expired is told by its age
+// alone. Because a completion leaves sweep_at as it is, unless that is off by
+// more than an hour, it changes no indexed column, and PostgreSQL keeps the
+// update within its page (HOT). For the same reason a claim that is held for good
+// is looked at after a day.
+func soonest(r idem.Record) int64 {
+	d := r.TTL
+	if r.Status == idem.InProgress {
+		d = min(d-r.Lease, idem.MinRetention)
+	}
+	return int64(max(d, 0) / time.Microsecond)
+}
+
+// lockOf returns the number of the advisory lock that stands for a key of this
+// table. A cryptographic hash, so that nobody finds keys that share one.
+func lockOf(use, table, key string) int64 {
+	h := make([]byte, 0, 256)
+	h = append(h, use...)
+	h = append(h, 0)
+	h = append(h, table...)
+	h = append(h, 0)
+	h = append(h, key...)
+	sum := sha256.Sum256(h)
+	return int64(binary.BigEndian.Uint64(sum[:]))
+}
+
+// metaFormat begins every encoded Meta, so that another encoding can follow one
+// day.
+const metaFormat = 1
+
+// encodeMeta packs a map whose strings may have any bytes, which JSON could not
+// keep. The empty map is no bytes at all.
+func encodeMeta(meta map[string]string) []byte {
+	if len(meta) == 0 {
+		return []byte{}
+	}
+	b := []byte{metaFormat}
+	for _, k := range slices.Sorted(maps.Keys(meta)) {
+		b = binary.AppendUvarint(b, uint64(len(k)))
+		b = append(b, k...)
+		b = binary.AppendUvarint(b, uint64(len(meta[k])))
+		b = append(b, meta[k]...)
+	}
+	return b
+}
+
+func decodeMeta(b []byte) (map[string]string, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	rest, ok := bytes.CutPrefix(b, []byte{metaFormat})
+	meta := make(map[string]string)
+	var k, v string
+	for ok && len(rest) > 0 {
+		if k, rest, ok = cutText(rest); !ok {
+			break
+		}
+		if v, rest, ok = cutText(rest); ok {
+			meta[k] = v
+		}
+	}
+	if !ok || len(meta) == 0 {
+		return nil, fmt.Errorf("postgres: %w: the meta of the record is not in this package's format", idem.ErrCorrupt)
+	}
+	return meta, nil
+}
+
+// cutText takes a text that is preceded by its length off the front of b.
+func cutText(b []byte) (text string, rest []byte, ok bool) {
+	n, size := binary.Uvarint(b)
+	if size <= 0 || n > uint64(len(b)-size) {
+		return "", nil, false
+	}
+	return string(b[size : size+int(n)]), b[size+int(n):], true
+}
