@@ -69,7 +69,7 @@ WITH mine AS (
 		written_at = clock_timestamp(),
 		sweep_at = CASE WHEN r.sweep_at BETWEEN clock_timestamp() + {soonest} - interval '1 hour' AND clock_timestamp() + {soonest}
 			THEN r.sweep_at ELSE clock_timestamp() + {soonest} END
-	WHERE r.key = $1::text AND r.token = $16::text AND r.token <> $3::text AND ({live}) = $17::boolean AND {lock}
+	WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
 	RETURNING 1{notify}
 )
 SELECT ({outcome})::smallint, {none} FROM mine
