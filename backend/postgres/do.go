@@ -14,7 +14,7 @@ import (
 // Do runs fn once for the key, in a transaction in which the claim, what fn does
 // through tx, and the result commit together. It returns the result to every
 // caller with that key, for the retention of the store. The transaction takes
-// three round trips beside fn's own.
+// two round trips beside fn's own.
 //
 //   - If the operation is completed, Do returns the stored result.
 //   - If another call is at it, Do waits, without a connection, or returns
@@ -31,100 +31,213 @@ import (
 // statements, except behind a savepoint of its own (tx.Begin). The isolation is
 // that of Options.TxOptions. The commit is durable, whatever the default of the
 // database for synchronous_commit is.
+//
+// The record of the operation is written with its result, at the end. Until then
+// the transaction holds the key by an advisory lock; the unique key decides.
 func (b *Backend) Do(ctx context.Context, store *idem.Store, key string, fp idem.Fingerprint,
 	fn func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error),
 ) (idem.Outcome, error) {
 	if b.pgx == nil {
 		return idem.Outcome{}, fmt.Errorf("postgres: do: %w: the Backend was made by NewSQL; use DoSQL", idem.ErrOptions)
 	}
-	careful := false
 	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
-		t := &ownTx{b: b, careful: careful}
-		defer t.close()
-		err := body(ctx, newOwn(b, t.ask, t), func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
-			r, err := fn(ctx, t.tx, c)
+		tx := &pgxTx{b: b}
+		defer tx.close()
+		return b.transact(ctx, body, tx, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+			r, err := fn(ctx, tx.tx, c)
 			if err == nil {
-				err = t.usable()
+				err = tx.usable()
 			}
-			t.ran = true
-			return r, mayRunAgain(err)
+			return r, err
 		})
-		careful = careful || t.interfered
-		return t.end(ctx, err)
 	})
 }
 
-// mayRunAgain gives the conflicts that fn has met, and returns, their class.
-func mayRunAgain(err error) error {
-	if err != nil && conflict(err) && !errors.Is(err, idem.ErrRetryTx) {
-		return fmt.Errorf("%w: %w", idem.ErrRetryTx, err)
+// DoSQL is Do for database/sql; it takes three round trips more. Of
+// Options.TxOptions it uses the isolation and the access mode.
+func (b *Backend) DoSQL(ctx context.Context, store *idem.Store, key string, fp idem.Fingerprint,
+	fn func(ctx context.Context, tx *sql.Tx, c *idem.Claim) (idem.Result, error),
+) (idem.Outcome, error) {
+	src, ok := b.src.(sqlSource)
+	if !ok {
+		return idem.Outcome{}, fmt.Errorf("postgres: do: %w: the Backend was made by New; use Do", idem.ErrOptions)
+	}
+	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
+		tx := &sqlTx{b: b, db: src.db}
+		defer tx.close()
+		return b.transact(ctx, body, tx, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+			return fn(ctx, tx.tx, c)
+		})
+	})
+}
+
+// An ownTx is a transaction that Do begins and ends.
+type ownTx interface {
+	session
+
+	// look begins the transaction, tries to take the lock of the key, and reads
+	// the record.
+	look(ctx context.Context, op operation) (locked bool, rep reply, err error)
+
+	// write runs the only statement that writes a record, and commits. It
+	// returns an error if the statement failed. committed is what is known of
+	// the commit after that.
+	write(ctx context.Context, sql string, args []any) (committed, err error)
+}
+
+// transact runs body in tx and commits it.
+func (b *Backend) transact(ctx context.Context, body idem.TxBody, tx ownTx, fn func(context.Context, *idem.Claim) (idem.Result, error)) error {
+	o := &own{b: b, tx: tx}
+	err := body(ctx, o, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+		r, err := fn(ctx, c)
+		if err != nil && conflict(err) && !errors.Is(err, idem.ErrRetryTx) {
+			err = fmt.Errorf("%w: %w", idem.ErrRetryTx, err)
+		}
+		return r, err
+	})
+	if err == nil {
+		err = o.committed
 	}
 	return err
 }
 
-// newOwn returns a Backend in a transaction of Do's.
-func newOwn(b *Backend, ask func(context.Context, writes, []any) (reply, error), s session) *bound {
-	return &bound{b: b, s: s, ask: ask}
+// own is the Backend of one run of Do. What body asks of it is a claim and, after
+// fn, the completion of that claim.
+type own struct {
+	b  *Backend
+	tx ownTx
+
+	claim     *idem.Record // granted, and not written
+	over      reply        // what it replaces
+	committed error        // what became of the commit
 }
 
-// An ownTx is one transaction of Do. It begins together with the claim, in one
-// round trip, and commits together with the completion, in another.
-type ownTx struct {
-	b       *Backend
-	careful bool // completion and COMMIT are sent one after the other
+func (o *own) Get(ctx context.Context, key string) (idem.Record, error) {
+	return o.b.Get(ctx, key)
+}
 
-	tx      pgx.Tx
-	release func()
+func (o *own) Sweep(ctx context.Context, limit int) (int, error) {
+	return o.b.Sweep(ctx, limit)
+}
 
-	ran        bool // fn has returned without an error
-	interfered bool // the record is not as the claim left it: fn has written to it
-	committed  bool // COMMIT has been sent
-	commitErr  error
+func (o *own) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
+	if err := ctx.Err(); err != nil {
+		return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: do: %w", err))
+	}
+	sw := o.b.newSwap(key, old, new)
+	if o.claim == nil {
+		return o.grant(ctx, sw)
+	}
+	if old != o.claim.Token {
+		return *o.claim, nil
+	}
+	return o.complete(ctx, sw)
+}
+
+// grant lets the claim have the key, if it is free or has the record that the
+// claim is to replace.
+func (o *own) grant(ctx context.Context, sw *swap) (idem.Record, error) {
+	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 20*time.Millisecond) {
+		locked, rep, err := o.tx.look(ctx, sw.op)
+		if err != nil {
+			return idem.Record{}, o.b.failedBound(ctx, "begin", err)
+		}
+		now := unexpired(rep)
+		switch {
+		case rep.outcome == standby:
+			return idem.Record{}, idem.NoEffect(errStandby("do"))
+		case now.Token != sw.old:
+			return now, nil
+		case locked:
+			o.claim, o.over = &sw.op.new, rep
+			return sw.op.new, nil
+		}
+		held, err := heldBySomebody(ctx, o.tx, sw.op.lock)
+		if err != nil {
+			return idem.Record{}, o.b.failedBound(ctx, "begin", err)
+		}
+		if held {
+			return unknown(sw.op.new), nil
+		}
+		if err := pause(ctx, delay); err != nil {
+			return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: do: others are writing the record: %w", err))
+		}
+	}
+}
+
+// complete writes the completed record and commits.
+func (o *own) complete(ctx context.Context, sw *swap) (idem.Record, error) {
+	op, sql := sw.op, o.b.sql.insert
+	op.kind = claim
+	if o.over.outcome == present {
+		sql = o.b.sql.last
+		op.kind, op.old, op.live = replace, o.over.record.Token, !o.over.record.Expired()
+	}
+	committed, err := o.tx.write(ctx, sql, op.args(o.b))
+	switch {
+	case err == nil:
+		o.committed = committed
+		o.b.known.note(op.lock)
+		return sw.op.new.Clone(), nil
+	case sqlState(err) == uniqueViolation || sqlState(err) == divisionByZero:
+		return idem.Record{}, idem.NoEffect(fmt.Errorf("%w: the record was written by another transaction: %w", idem.ErrRetryTx, o.b.explain(ctx, "complete", err)))
+	}
+	return idem.Record{}, o.b.failedBound(ctx, "complete", err)
 }
 
 // cleanUp bounds what is done for a caller who may be gone.
 const cleanUp = 2 * time.Second
 
-func (t *ownTx) query(ctx context.Context, sql string, args []any, each func(func(...any) error) error) error {
+// pgxTx is a transaction on a connection of pgx. It begins in one round trip with
+// the look at the record, and commits in another with the write.
+type pgxTx struct {
+	b         *Backend
+	tx        pgx.Tx
+	release   func()
+	committed bool
+}
+
+func (t *pgxTx) query(ctx context.Context, sql string, args []any, each func(func(...any) error) error) error {
 	return pgxSession{t.tx}.query(ctx, sql, args, each)
 }
 
-func (t *ownTx) ask(ctx context.Context, w writes, args []any) (reply, error) {
-	switch {
-	case t.tx == nil:
-		return t.begin(ctx, w.own, args)
-	case t.ran && !t.careful && w.final != "":
-		return t.commit(ctx, w.final, args)
-	}
-	return queryReply(ctx, t, w.own, args)
-}
-
-// begin begins the transaction and runs its first statement.
-func (t *ownTx) begin(ctx context.Context, sql string, args []any) (reply, error) {
-	conn, release, err := t.b.pgx.acquire(ctx)
-	if err != nil {
-		return reply{}, err
-	}
-	t.release = release
+func (t *pgxTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
 	var batch pgx.Batch
-	batch.BeginTx(t.b.opts.TxOptions)
-	batch.Queue(sql, args...)
-	results := conn.SendBatch(ctx, &batch)
-	t.tx = results.Tx()
-	if _, err = results.Exec(); err != nil {
-		results.Close()
-		return reply{}, err
+	var results pgx.BatchResults
+	begun := t.tx != nil
+	if !begun {
+		batch.BeginTx(t.b.opts.TxOptions)
 	}
-	rep, err := readReply(results)
-	if err != nil {
-		results.Close()
-		return reply{}, err
+	// At READ COMMITTED each statement has a snapshot of its own: whoever has
+	// the lock sees what was committed before he got it.
+	batch.Queue(lockSQL, op.lock)
+	batch.Queue(t.b.sql.get, op.key)
+	if begun {
+		results = t.tx.SendBatch(ctx, &batch)
+	} else {
+		conn, release, err := t.b.pgx.acquire(ctx)
+		if err != nil {
+			return false, rep, err
+		}
+		t.release = release
+		results = conn.SendBatch(ctx, &batch)
+		t.tx = results.Tx()
+		if _, err := results.Exec(); err != nil {
+			results.Close()
+			return false, rep, err
+		}
 	}
-	return rep, results.Close()
+	err = results.QueryRow().Scan(&locked)
+	if err == nil {
+		rep, err = readReply(results)
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return locked, rep, err
 }
 
-// commit runs the last statement of the transaction and commits it.
-func (t *ownTx) commit(ctx context.Context, sql string, args []any) (reply, error) {
+func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, err error) {
 	var batch pgx.Batch
 	batch.Queue(sql, args...)
 	commit := "commit"
@@ -133,16 +246,12 @@ func (t *ownTx) commit(ctx context.Context, sql string, args []any) (reply, erro
 	}
 	batch.Queue(commit)
 	results := t.tx.SendBatch(ctx, &batch)
-	_, err := readReply(results)
-	switch {
-	case sqlState(err) == divisionByZero:
+	_, err = readReply(results)
+	if err != nil && (refused(err) || unsent(err)) {
 		results.Close()
-		t.interfered = true
-		return reply{}, fmt.Errorf("%w: the record was written to by the function itself", idem.ErrRetryTx)
-	case err != nil && (refused(err) || unsent(err)):
-		results.Close()
-		return reply{}, err
-	case err == nil:
+		return nil, err // the server skips what follows in the pipeline
+	}
+	if err == nil {
 		tag, commitErr := results.Exec()
 		if err = commitErr; err == nil && tag.String() == "ROLLBACK" {
 			err = pgx.ErrTxCommitRollback
@@ -153,11 +262,9 @@ func (t *ownTx) commit(ctx context.Context, sql string, args []any) (reply, erro
 	}
 	t.committed = true
 	if err != nil {
-		t.commitErr = t.b.failedCommit(ctx, err)
+		return t.b.failedCommit(ctx, err), nil
 	}
-	// As far as this statement goes it is stored; what became of the commit is
-	// told by end.
-	return reply{outcome: stored}, nil
+	return nil, nil
 }
 
 // readReply reads the reply of the next statement of a batch.
@@ -176,7 +283,7 @@ func readReply(results pgx.BatchResults) (rep reply, err error) {
 }
 
 // usable reports what fn has made of the transaction.
-func (t *ownTx) usable() error {
+func (t *pgxTx) usable() error {
 	switch t.tx.Conn().PgConn().TxStatus() {
 	case 'E':
 		return errors.New("postgres: do: the function ignored an error of one of its statements, which has aborted the transaction; return it, or put the statement behind a savepoint")
@@ -186,74 +293,62 @@ func (t *ownTx) usable() error {
 	return nil
 }
 
-// end ends the transaction as body has ended.
-func (t *ownTx) end(ctx context.Context, err error) error {
-	switch {
-	case t.committed:
-		if err == nil {
-			err = t.commitErr
-		}
-		return err
-	case err != nil || !t.ran || t.tx == nil:
-		return err // close rolls back
-	}
-	t.committed = true
-	if err := t.tx.Commit(ctx); err != nil {
-		return t.b.failedCommit(ctx, err)
-	}
-	return nil
-}
-
 // close rolls back what has not been committed, also when fn panics, and gives
 // the connection back.
-func (t *ownTx) close() {
+func (t *pgxTx) close() {
 	if t.release == nil {
 		return
 	}
 	defer t.release()
-	if t.tx == nil {
+	conn := t.tx.Conn()
+	if conn == nil || conn.IsClosed() || t.committed && conn.PgConn().TxStatus() == 'I' {
 		return
 	}
-	conn := t.tx.Conn()
-	if !t.committed && !conn.IsClosed() || t.committed && conn.PgConn().TxStatus() != 'I' {
-		ctx, cancel := context.WithTimeout(context.Background(), cleanUp)
-		defer cancel()
-		_ = t.tx.Rollback(ctx) // a failure closes the connection, which is a rollback too
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanUp)
+	defer cancel()
+	_ = t.tx.Rollback(ctx) // a failure closes the connection, which is a rollback too
 }
 
-// DoSQL is Do for database/sql. Of Options.TxOptions it uses the isolation and
-// the access mode.
-func (b *Backend) DoSQL(ctx context.Context, store *idem.Store, key string, fp idem.Fingerprint,
-	fn func(ctx context.Context, tx *sql.Tx, c *idem.Claim) (idem.Result, error),
-) (idem.Outcome, error) {
-	src, ok := b.src.(sqlSource)
-	if !ok {
-		return idem.Outcome{}, fmt.Errorf("postgres: do: %w: the Backend was made by New; use Do", idem.ErrOptions)
-	}
-	opts := &sql.TxOptions{Isolation: isolation[b.opts.TxOptions.IsoLevel], ReadOnly: b.opts.TxOptions.AccessMode == pgx.ReadOnly}
-	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
-		tx, err := src.db.BeginTx(ctx, opts)
+// sqlTx is a transaction of database/sql.
+type sqlTx struct {
+	b  *Backend
+	db *sql.DB
+	tx *sql.Tx
+}
+
+func (t *sqlTx) query(ctx context.Context, sql string, args []any, each func(func(...any) error) error) error {
+	return sqlSession{t.tx}.query(ctx, sql, args, each)
+}
+
+func (t *sqlTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
+	if t.tx == nil {
+		opts := t.b.opts.TxOptions
+		t.tx, err = t.db.BeginTx(ctx, &sql.TxOptions{Isolation: isolation[opts.IsoLevel], ReadOnly: opts.AccessMode == pgx.ReadOnly})
 		if err != nil {
-			return b.failed(ctx, "begin", &unavailable{err})
+			return false, rep, &unavailable{err}
 		}
-		defer tx.Rollback()
-		s := sqlSession{tx}
-		ran := false
-		ask := func(ctx context.Context, w writes, args []any) (reply, error) { return queryReply(ctx, s, w.own, args) }
-		err = body(ctx, newOwn(b, ask, s), func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
-			r, err := fn(ctx, tx, c)
-			ran = true
-			return r, mayRunAgain(err)
-		})
-		if err != nil || !ran {
-			return err
-		}
-		if err := tx.Commit(); err != nil {
-			return b.failedCommit(ctx, err)
-		}
-		return nil
-	})
+	}
+	err = t.query(ctx, lockSQL, []any{op.lock}, func(scan func(...any) error) error { return scan(&locked) })
+	if err == nil {
+		rep, err = queryReply(ctx, t, t.b.sql.get, []any{op.key})
+	}
+	return locked, rep, err
+}
+
+func (t *sqlTx) write(ctx context.Context, sql string, args []any) (committed, err error) {
+	if _, err := queryReply(ctx, t, sql, args); err != nil {
+		return nil, err
+	}
+	if err := t.tx.Commit(); err != nil {
+		return t.b.failedCommit(ctx, err), nil
+	}
+	return nil, nil
+}
+
+func (t *sqlTx) close() {
+	if t.tx != nil {
+		_ = t.tx.Rollback() // does nothing after the commit
+	}
 }
 
 var isolation = map[pgx.TxIsoLevel]sql.IsolationLevel{

@@ -28,6 +28,7 @@ const (
 	duplicateStatement   = "42P05"
 	protocolViolation    = "08P01"
 	divisionByZero       = "22012"
+	uniqueViolation      = "23505"
 )
 
 // sqlState returns the SQLSTATE that the server reported with err, or "".
@@ -68,6 +69,10 @@ func refused(err error) bool {
 func unsent(err error) bool {
 	_, dial := errors.AsType[*pgconn.ConnectError](err)
 	return dial || pgconn.SafeToRetry(err) || errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, sql.ErrTxDone)
+}
+
+func errStandby(what string) error {
+	return fmt.Errorf("postgres: %s: the server is a standby, whose records may be old; connect to the primary", what)
 }
 
 // explain says what failed, why as far as that is known, and what to do.

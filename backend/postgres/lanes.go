@@ -1,43 +1,58 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
-// Lanes are how calls share connections. A few statements run at a time; calls
-// that come while all lanes are busy queue up, and the lane that is free next
-// takes them all, in one round trip and one commit. A lone caller finds a free
-// lane and waits for nobody. What they save is what dominates: round trips,
-// and flushes of the log.
+// Lanes are how calls share connections. A call that comes alone runs at once, on
+// a connection of its own. When more come than may run side by side they queue,
+// and a lane takes all who queue together, in one round trip and one commit,
+// again and again until nobody queues. What that saves is what dominates: round
+// trips, statements, and flushes of the log. Nobody waits for company.
 type lanes struct {
-	src   *pgxSource
-	width int // lanes that are used when all is well
+	b     *Backend
+	limit limits
 
-	mu    sync.Mutex
-	busy  int // lanes at work
-	queue []*call
-	help  *time.Timer // opens a lane more when those at work are stuck
+	mu      sync.Mutex
+	singles int // calls that run by themselves
+	busy    int // lanes at work
+	queue   []*call
+	help    *time.Timer // opens a lane more when those at work are stuck
 }
 
-const (
-	normalLanes = 2
-	mostLanes   = 8
-	largeBatch  = 256 // calls in one round trip; they share one commit and its fate
-	stuckAfter  = 100 * time.Millisecond
+// limits say how calls of one kind are put together.
+type limits struct {
+	singles int // calls that run by themselves at the same time
+	lanes   int // lanes that work at the same time when all is well
+	crowd   int // so many in the queue are worth the next lane
+}
+
+// Commits wait for the disk, which one batch does as fast as one call; reads use
+// the processor, and are quickest side by side until there are many.
+var (
+	forWrites = limits{singles: 1, lanes: 2, crowd: 64}
+	forReads  = limits{singles: 8, lanes: 2, crowd: 16}
 )
 
-// A call is one statement that somebody waits for.
+const (
+	mostLanes  = 8
+	stuckAfter = 100 * time.Millisecond
+
+	// What shares a round trip shares a transaction, and a fate: not too many
+	// calls, and not too many bytes.
+	largeBatch = 512
+	heavyBatch = 1 << 20
+)
+
+// A call is an operation that somebody waits for.
 type call struct {
 	ctx    context.Context
-	sql    string
-	args   []any
+	op     operation
 	queued time.Time
 
 	// Set before done is closed.
@@ -46,30 +61,33 @@ type call struct {
 	done  chan struct{}
 }
 
-func newLanes(src *pgxSource) *lanes {
-	l := &lanes{src: src, width: normalLanes}
-	if src.pool == nil {
-		l.width = 1
+func newLanes(b *Backend, limit limits) *lanes {
+	if b.pgx.pool == nil {
+		limit.singles, limit.lanes = 1, 1 // there is one connection
 	}
-	return l
+	return &lanes{b: b, limit: limit}
 }
 
-// ask runs a statement and returns its reply. Of an error of the statement
-// only its own caller learns; others learn of a lost connection.
-func (l *lanes) ask(ctx context.Context, sql string, args []any) (reply, error) {
-	c := &call{ctx: ctx, sql: sql, args: args}
+// ask runs an operation and returns its reply. Of an error of its statement only
+// its own caller learns; others learn of a lost connection.
+func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
 	l.mu.Lock()
-	if l.busy < l.width {
-		l.busy++
+	if l.busy == 0 && l.singles < l.limit.singles {
+		l.singles++
 		l.mu.Unlock()
-		defer l.next()
-		l.alone(c)
-		return c.reply, c.err
+		rep, err := l.b.alone(ctx, op)
+		l.mu.Lock()
+		l.singles--
+		l.mu.Unlock()
+		return rep, err
 	}
-	c.done, c.queued = make(chan struct{}), time.Now()
+	c := &call{ctx: ctx, op: op, done: make(chan struct{}), queued: time.Now()}
 	l.queue = append(l.queue, c)
 	if len(l.queue) == 1 {
 		l.watch()
+	}
+	if l.busy == 0 || l.busy < l.limit.lanes && len(l.queue) >= l.limit.crowd {
+		l.open()
 	}
 	l.mu.Unlock()
 
@@ -87,36 +105,49 @@ func (l *lanes) ask(ctx context.Context, sql string, args []any) (reply, error) 
 	return reply{}, ctx.Err() // it is on its way
 }
 
-// alone runs a call by itself.
-func (l *lanes) alone(c *call) {
-	c.err = l.src.with(c.ctx, func(s session) (err error) {
-		c.reply, err = queryReply(c.ctx, s, c.sql, c.args)
-		return err
-	})
+// open opens a lane, which closes itself when nobody queues. l.mu is held.
+func (l *lanes) open() {
+	l.busy++
+	go func() {
+		for {
+			l.gather()
+			calls := l.take()
+			if calls == nil {
+				return
+			}
+			l.run(calls)
+		}
+	}()
 }
 
-// next gives the lane of a call that has ended to those who queue.
-func (l *lanes) next() {
-	if calls := l.take(); calls != nil {
-		go func() {
-			for ; calls != nil; calls = l.take() {
-				l.run(calls)
-			}
-		}()
+// gather lets those who have just been answered come back with what they want
+// next, so that it goes into the same batch.
+func (l *lanes) gather() {
+	for before := -1; ; {
+		l.mu.Lock()
+		now := len(l.queue)
+		l.mu.Unlock()
+		if now == before || now >= largeBatch {
+			return
+		}
+		before = now
+		runtime.Gosched()
 	}
 }
 
-// take returns the calls that a free lane is to run. If there are none the lane
-// is closed.
+// take returns the calls that a lane is to run. If there are none it closes the
+// lane.
 func (l *lanes) take() []*call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := min(len(l.queue), largeBatch)
+	n, bytes := 0, 0
+	for n < min(len(l.queue), largeBatch) && (n == 0 || bytes < heavyBatch) {
+		bytes += l.queue[n].op.size()
+		n++
+	}
 	if n == 0 {
 		l.busy--
-		if l.help != nil {
-			l.help.Stop()
-		}
+		l.help.Stop()
 		return nil
 	}
 	calls := slices.Clone(l.queue[:n])
@@ -133,21 +164,18 @@ func (l *lanes) watch() {
 	}
 	l.help = time.AfterFunc(stuckAfter, func() {
 		l.mu.Lock()
-		stuck := len(l.queue) > 0 && time.Since(l.queue[0].queued) >= stuckAfter && l.busy < mostLanes && l.src.pool != nil
-		if stuck {
-			l.busy++
+		defer l.mu.Unlock()
+		if len(l.queue) == 0 {
+			return
 		}
-		if len(l.queue) > 0 {
-			l.help.Reset(stuckAfter)
+		if time.Since(l.queue[0].queued) >= stuckAfter && l.busy < mostLanes && l.b.pgx.pool != nil {
+			l.open()
 		}
-		l.mu.Unlock()
-		if stuck {
-			l.next()
-		}
+		l.help.Reset(stuckAfter)
 	})
 }
 
-// run runs calls together.
+// run runs calls and answers them.
 func (l *lanes) run(calls []*call) {
 	calls = slices.DeleteFunc(calls, func(c *call) bool {
 		if c.ctx.Err() == nil {
@@ -157,71 +185,26 @@ func (l *lanes) run(calls []*call) {
 		close(c.done)
 		return true
 	})
-	if len(calls) == 0 {
-		return
-	}
-	err := l.together(calls)
-	if err != nil && refused(err) {
-		// One of them is at fault, and the transaction that they shared is
-		// undone. Each is asked by itself.
-		for _, c := range calls {
-			l.alone(c)
-			close(c.done)
+	if len(calls) > 1 {
+		ctx, cancel := whileWanted(calls)
+		err := l.b.together(ctx, calls)
+		cancel()
+		if err == nil || !refused(err) {
+			for _, c := range calls {
+				if err != nil {
+					c.err = err
+				}
+				close(c.done)
+			}
+			return
 		}
-		return
+		// One of them is at fault, and the transaction that they shared is
+		// undone. Each runs by itself.
 	}
 	for _, c := range calls {
-		if err != nil {
-			c.err = err
-		}
+		c.reply, c.err = l.b.alone(c.ctx, c.op)
 		close(c.done)
 	}
-}
-
-// together runs calls in one pipeline, which is one transaction. When it
-// returns nil they are committed and have their replies.
-func (l *lanes) together(calls []*call) error {
-	ctx, cancel := whileWanted(calls)
-	defer cancel()
-	if len(calls) > 1 {
-		// In the order of the keys, so that no two batches wait for each other.
-		slices.SortStableFunc(calls, func(a, b *call) int { return cmp.Compare(a.order(), b.order()) })
-	}
-	conn, release, err := l.src.acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	var batch pgx.Batch
-	for _, c := range calls {
-		batch.Queue(c.sql, c.args...)
-	}
-	results := conn.SendBatch(ctx, &batch)
-	for _, c := range calls {
-		rows, err := results.Query()
-		if err != nil {
-			results.Close()
-			return err
-		}
-		c.reply, c.err = reply{}, nil
-		for rows.Next() {
-			c.reply, c.err = scanReply(rows.Scan) // damage is this caller's alone
-		}
-		if err := rows.Err(); err != nil {
-			results.Close()
-			return err
-		}
-	}
-	return results.Close() // reads the answer to the commit
-}
-
-// order is where a call stands among those of a batch: reads first, then by the
-// advisory lock of the key.
-func (c *call) order() int64 {
-	if len(c.args) > 1 {
-		return c.args[1].(int64)
-	}
-	return -1 << 63
 }
 
 // whileWanted returns a context that is cancelled when the last of the callers
@@ -230,13 +213,16 @@ func whileWanted(calls []*call) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(calls[0].ctx))
 	var waiting atomic.Int64
 	waiting.Store(int64(len(calls)))
-	stops := make([]func() bool, len(calls))
-	for i, c := range calls {
-		stops[i] = context.AfterFunc(c.ctx, func() {
+	stops := make([]func() bool, 0, len(calls))
+	for _, c := range calls {
+		if c.ctx.Done() == nil {
+			continue // he never gives up
+		}
+		stops = append(stops, context.AfterFunc(c.ctx, func() {
 			if waiting.Add(-1) == 0 {
 				cancel()
 			}
-		})
+		}))
 	}
 	return ctx, func() {
 		for _, stop := range stops {

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -51,13 +50,14 @@ type Options struct {
 // Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on a table
 // of PostgreSQL. It is safe for concurrent use.
 type Backend struct {
-	opts  Options
-	table string // quoted
-	sql   statements
-	src   source
-	pgx   *pgxSource // nil with database/sql
-	lanes *lanes     // nil with database/sql
-	ears  *listener  // nil without Options.Listen
+	opts          Options
+	table         string // quoted
+	sql           statements
+	src           source
+	pgx           *pgxSource // nil with database/sql
+	reads, writes *lanes     // nil with database/sql
+	ears          *listener  // nil without Options.Listen
+	known         known
 }
 
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
@@ -73,7 +73,8 @@ func New(db DB, opts *Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.pgx, b.lanes = src, newLanes(src)
+	b.pgx = src
+	b.reads, b.writes = newLanes(b, forReads), newLanes(b, forWrites)
 	return b, nil
 }
 
@@ -118,12 +119,9 @@ func quote(schema, table string) string { return `"` + schema + `"."` + table + 
 
 // Get implements [idem.Backend].
 func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
-	rep, err := b.ask(ctx, "get", key, b.sql.get, []any{key})
+	rep, err := b.ask(ctx, "get", operation{kind: get, key: key, lock: lockOf("key", b.table, key)})
 	if err != nil {
 		return idem.Record{}, err
-	}
-	if rep.outcome == standby {
-		return idem.Record{}, idem.NoEffect(errors.New("postgres: get: the server is a standby, whose records may be old; connect to the primary"))
 	}
 	return unexpired(rep), nil
 }
@@ -143,14 +141,19 @@ func unexpired(rep reply) idem.Record {
 // connection.
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
 	sw := b.newSwap(key, old, new)
+	sw.look = old == "" && b.known.has(sw.op.lock)
 	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
-		text, args := sw.statement()
-		rep, err := b.ask(ctx, "swap", key, text.alone, args)
+		looked := sw.look
+		rep, err := b.ask(ctx, "swap", sw.next())
 		if err != nil {
 			return idem.Record{}, err
 		}
 		if got, ok := sw.settle(rep); ok {
 			return got, nil
+		}
+		if looked {
+			delay = 0
+			continue
 		}
 		// The first time it is more likely that a rival was quicker.
 		if err := pause(ctx, delay); err != nil {
@@ -172,62 +175,22 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// A swap is one Swap on its way through statements and replies.
-type swap struct {
-	b        *Backend
-	key, old string
-	new      idem.Record
-	args     []any
-	expired  string // the token of an expired record in the way
-}
-
-func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
-	lock := lockOf("key", b.table, key)
-	return &swap{b: b, key: key, old: old, new: new, args: recordArgs(key, lock, new)}
-}
-
-// statement returns what to run next.
-func (sw *swap) statement() (writes, []any) {
-	if sw.old == "" && sw.expired == "" {
-		return sw.b.sql.claim, sw.args
-	}
-	token := sw.old + sw.expired // one of them is empty
-	args := append(sw.args[:len(sw.args):len(sw.args)], token, sw.expired == "")
-	if sw.b.ears != nil {
-		args = append(args, sw.b.ears.lock(sw.key))
-	}
-	return sw.b.sql.replace, args
-}
-
-// settle says how the Swap ends, or that the question has to be asked again,
-// since the reply shows the record as it was before a rival's write, or because
-// a transaction holds the key.
-func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
-	switch {
-	case rep.outcome == stored || rep.outcome == unsafely:
-		sw.new.Age = 0
-		return sw.new.Clone(), true
-	case rep.outcome == nothing:
-		sw.expired = ""
-		return idem.Record{}, sw.old != ""
-	case rep.record.Expired():
-		if sw.old == "" {
-			sw.expired = rep.record.Token
-		}
-		return idem.Record{}, sw.old != ""
-	case rep.record.Token == sw.new.Token:
-		return rep.record, true
-	}
-	return rep.record, sw.old == "" || rep.record.Token != sw.old
-}
-
-// ask runs a statement by itself and mends what a clock that was set back has
+// ask runs an operation by itself, and mends what a clock that was set back has
 // left behind.
-func (b *Backend) ask(ctx context.Context, what, key, sql string, args []any) (reply, error) {
+func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, error) {
 	if err := ctx.Err(); err != nil {
 		return reply{}, idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
 	}
-	rep, err := b.once(ctx, sql, args)
+	var rep reply
+	var err error
+	switch {
+	case b.pgx == nil:
+		rep, err = b.alone(ctx, op)
+	case op.kind == get:
+		rep, err = b.reads.ask(ctx, op)
+	default:
+		rep, err = b.writes.ask(ctx, op)
+	}
 	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
 		// The default isolation is a stricter one, at which rivals are errors, or
 		// two batches met. By itself no statement needs more than this.
@@ -236,31 +199,24 @@ func (b *Backend) ask(ctx context.Context, what, key, sql string, args []any) (r
 		}
 		err = b.src.inTx(ctx, func(s session) error {
 			var err error
-			rep, err = queryReply(ctx, s, sql, args)
+			rep, err = b.query(ctx, s, op)
 			return err
 		})
 	}
 	if err != nil {
 		return reply{}, b.failed(ctx, what, err)
 	}
+	if rep.outcome == standby {
+		return reply{}, idem.NoEffect(errStandby(what))
+	}
 	if rep.future {
 		// If that fails, the next one who looks does it.
-		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, key, rep.record.Token) })
+		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token) })
+	}
+	if rep.outcome != nothing {
+		b.known.note(op.lock)
 	}
 	return rep, nil
-}
-
-// once runs a statement as soon as there is a connection for it, together with
-// others if there are.
-func (b *Backend) once(ctx context.Context, sql string, args []any) (rep reply, err error) {
-	if b.lanes != nil {
-		return b.lanes.ask(ctx, sql, args)
-	}
-	err = b.src.with(ctx, func(s session) error {
-		rep, err = queryReply(ctx, s, sql, args)
-		return err
-	})
-	return rep, err
 }
 
 // sweepBatch bounds one statement of Sweep. Larger ones hold locks for so long

@@ -23,7 +23,7 @@ type reply struct {
 type outcome int16
 
 const (
-	nothing  outcome = iota // no row
+	nothing  outcome = iota // there is no record, or none that the statement has seen
 	present                 // a record is there, expired or not
 	stored                  // the new record is stored
 	unsafely                // it is stored, in a transaction that commits with synchronous_commit = off
@@ -132,30 +132,6 @@ func orEmpty(b []byte) []byte {
 		return []byte{} // nil would be NULL
 	}
 	return b
-}
-
-// recordArgs are the parameters $1 to $15 of every statement that writes.
-func recordArgs(key string, lock int64, r idem.Record) []any {
-	return []any{
-		key, lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
-		encodeMeta(r.Result.Meta), orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint),
-		int64(r.Lease), int64(r.TTL), soonest(r),
-	}
-}
-
-// soonest returns the earliest, in microseconds from now, that r can expire as
-// it is or after its completion. It goes into sweep_at, the indexed column, which
-// tells Sweep where to look; whether a record is expired is told by its age
-// alone. Because a completion leaves sweep_at as it is, unless that is off by
-// more than an hour, it changes no indexed column, and PostgreSQL keeps the
-// update within its page (HOT). For the same reason a claim that is held for good
-// is looked at after a day.
-func soonest(r idem.Record) int64 {
-	d := r.TTL
-	if r.Status == idem.InProgress {
-		d = min(d-r.Lease, idem.MinRetention)
-	}
-	return int64(max(d, 0) / time.Microsecond)
 }
 
 // lockOf returns the number of the advisory lock that stands for a key of this

@@ -19,16 +19,18 @@ import "strings"
 //     that they do not stand in each other's way. Who does not get it comes back
 //     later.
 type statements struct {
-	get, token, sweep, list, heal string
-	claim, replace                writes
+	get, read, token, sweep, list, heal string
+	claim, replace                      writes
+	insert, last                        string // the writes of Do
+
+	batch, claims, replaces, reads string // see together
 }
 
 // writes are the variants of a statement that writes.
 type writes struct {
 	alone string // by itself: commits durably whatever the default is
 	bound string // in the caller's transaction: tells if that does not commit durably
-	own   string // in a transaction of Do: lets it commit durably
-	final string // the same, sent together with COMMIT: an error if it does not write
+	piece string // by itself, and only the write: no row if it did not take place
 }
 
 // lockAlone and lockBound are the conditions under which a row may be written.
@@ -46,13 +48,13 @@ const durably = `CASE WHEN current_setting('synchronous_commit') <> 'off' THEN 2
 // asIs is the outcome of a write in the caller's transaction.
 const asIs = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN 3 ELSE 2 END`
 
+// claimSQL stores a record where there is none.
 const claimSQL = `
 WITH present AS MATERIALIZED (
 	SELECT {columns} AS age FROM {table} AS r WHERE r.key = $1::text
 ), mine AS (
 	INSERT INTO {table} AS r (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
-	SELECT $1::text, $3::text, $4::bigint::smallint, $5::bigint, $6::bigint, $7::bytea, $8::bigint, $9::bytea, $10::bytea, $11::boolean, $12::bytea, $13::bigint, $14::bigint,
-		clock_timestamp(), clock_timestamp() + {soonest}
+	SELECT {values}
 	WHERE CASE WHEN EXISTS (SELECT FROM present) THEN false ELSE {lock} END
 	ON CONFLICT (key) DO NOTHING
 	RETURNING 1
@@ -61,14 +63,52 @@ SELECT ({outcome})::smallint, {none} FROM mine
 UNION ALL
 SELECT 1::smallint, r.* FROM present AS r`
 
+// claimPieceSQL and replacePieceSQL are the writing parts of claimSQL and
+// replaceSQL, and readSQL is the reading part: the record that is there, unless it
+// is the one with token $2 that has been written in the same transaction just now.
+const (
+	claimPieceSQL = `
+INSERT INTO {table} (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
+SELECT {values}
+WHERE {lock}
+ON CONFLICT (key) DO NOTHING
+RETURNING ({outcome})::smallint`
+
+	replacePieceSQL = `
+UPDATE {table} AS r SET {set}
+WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
+RETURNING ({outcome})::smallint{notify}`
+
+	readSQL = `SELECT 1::smallint, {columns} FROM {table} AS r
+WHERE r.key = $1::text AND (r.token <> $2::text OR r.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid)`
+)
+
+// valuesSQL and setSQL are what is written, of the parameters $1 to $15.
+const (
+	valuesSQL = `$1::text, $3::text, $4::bigint::smallint, $5::bigint, $6::bigint, $7::bytea, $8::bigint, $9::bytea, $10::bytea, $11::boolean, $12::bytea, $13::bigint, $14::bigint,
+	clock_timestamp(), clock_timestamp() + {soonest}`
+
+	setSQL = `token = $3::text, status = $4::bigint::smallint, attempt = $5::bigint, fence = $6::bigint, fingerprint = $7::bytea,
+	code = $8::bigint, meta = $9::bytea, body = $10::bytea, omitted = $11::boolean, checkpoint = $12::bytea, lease = $13::bigint, ttl = $14::bigint,
+	written_at = clock_timestamp(),
+	sweep_at = CASE WHEN r.sweep_at BETWEEN clock_timestamp() + {soonest} - interval '1 hour' AND clock_timestamp() + {soonest}
+		THEN r.sweep_at ELSE clock_timestamp() + {soonest} END`
+)
+
+// insertSQL is the write of a transaction that holds the lock of the key
+// exclusively and has seen no record. If there is one all the same, the
+// uniqueness of the key makes it an error, which undoes the transaction.
+const insertSQL = `
+INSERT INTO {table} AS r (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
+SELECT {values}
+WHERE $2::bigint IS NOT NULL
+RETURNING ({outcome})::smallint, {none}`
+
+// replaceSQL stores a record in the place of another one.
 // $16 is the token of the record that is replaced, and $17 whether it is live.
 const replaceSQL = `
 WITH mine AS (
-	UPDATE {table} AS r SET token = $3::text, status = $4::bigint::smallint, attempt = $5::bigint, fence = $6::bigint, fingerprint = $7::bytea,
-		code = $8::bigint, meta = $9::bytea, body = $10::bytea, omitted = $11::boolean, checkpoint = $12::bytea, lease = $13::bigint, ttl = $14::bigint,
-		written_at = clock_timestamp(),
-		sweep_at = CASE WHEN r.sweep_at BETWEEN clock_timestamp() + {soonest} - interval '1 hour' AND clock_timestamp() + {soonest}
-			THEN r.sweep_at ELSE clock_timestamp() + {soonest} END
+	UPDATE {table} AS r SET {set}
 	WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
 	RETURNING 1{notify}
 )
@@ -100,6 +140,9 @@ const heldSQL = `
 SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND classid = ($1::bigint)::oid AND objid = ($2::bigint)::oid
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	AND mode = 'ExclusiveLock' AND granted AND pid <> pg_backend_pid())`
+
+// lockSQL takes the lock of a key for a transaction of Do.
+const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint)`
 
 // freeSQL is what somebody asks who waits for a transaction that has written a
 // key. The lock goes with the statement.
@@ -144,32 +187,39 @@ UNION ALL
 
 // newStatements returns the SQL for the quoted table.
 func newStatements(table string) statements {
-	notify := ""
+	notify, listenInput, listenName := "", "", ""
 	sql := func(text string, more ...string) string {
 		// What a replacement brings in may have places of its own.
-		for range 2 {
+		for range 3 {
 			text = strings.NewReplacer(append(more,
-				"{table}", table, "{columns}", columns, "{none}", noColumns, "{live}", live, "{age}", age, "{soonest}", soonestSQL,
+				"{values}", valuesSQL, "{set}", setSQL, "{table}", table, "{columns}", columns, "{none}", noColumns, "{live}", live, "{age}", age, "{soonest}", soonestSQL,
 			)...).Replace(text)
 		}
 		return strings.TrimSpace(text)
 	}
 	return statements{
 		get:   sql(getSQL),
+		read:  sql(readSQL),
 		token: sql(tokenSQL),
 		claim: writes{
 			alone: sql(claimSQL, "{lock}", lockAlone, "{outcome}", durably),
 			bound: sql(claimSQL, "{lock}", lockBound, "{outcome}", asIs),
-			own:   sql(claimSQL, "{lock}", lockBound, "{outcome}", durably),
+			piece: sql(claimPieceSQL, "{lock}", lockAlone, "{outcome}", durably),
 		},
 		replace: writes{
 			alone: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockAlone, "{outcome}", durably, "{notify}", notify),
 			bound: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockBound, "{outcome}", asIs, "{notify}", notify),
-			own:   sql(replaceSQL, "{else}", elsePresent, "{lock}", lockBound, "{outcome}", durably, "{notify}", notify),
-			final: sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{notify}", notify),
+			piece: sql(replacePieceSQL, "{lock}", lockAlone, "{outcome}", durably, "{notify}", notify),
 		},
-		sweep: sql(sweepSQL),
-		list:  sql(listSQL),
-		heal:  sql(healSQL),
+		insert: sql(insertSQL, "{outcome}", durably),
+		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{notify}", notify),
+
+		batch:    batchSQL,
+		claims:   sql(claimsSQL, "{input}", inputSQL, "{names}", inputNames),
+		replaces: sql(replacesSQL, "{input}", inputSQL, "{names}", inputNames, "{notify}", notify, "{listenInput}", listenInput, "{listenName}", listenName),
+		reads:    sql(readsSQL),
+		sweep:    sql(sweepSQL),
+		list:     sql(listSQL),
+		heal:     sql(healSQL),
 	}
 }

@@ -20,31 +20,29 @@ import (
 //     progress. So claim late, and commit soon.
 //   - A commit whose outcome is unknown is settled by asking the Store, not by
 //     running the transaction again. Do does that.
-func (b *Backend) WithTx(tx pgx.Tx) idem.Backend { return newBound(b, pgxSession{tx}) }
+func (b *Backend) WithTx(tx pgx.Tx) idem.Backend { return &bound{b, pgxSession{tx}} }
 
 // WithSQLTx is WithTx for database/sql.
-func (b *Backend) WithSQLTx(tx *sql.Tx) idem.Backend { return newBound(b, sqlSession{tx}) }
+func (b *Backend) WithSQLTx(tx *sql.Tx) idem.Backend { return &bound{b, sqlSession{tx}} }
 
 // bound is a Backend in a transaction.
 type bound struct {
 	b *Backend
 	s session
-
-	// ask runs one of the variants of a write.
-	ask func(ctx context.Context, w writes, args []any) (reply, error)
 }
 
-func newBound(b *Backend, s session) *bound {
-	t := &bound{b: b, s: s}
-	t.ask = func(ctx context.Context, w writes, args []any) (reply, error) {
-		rep, err := queryReply(ctx, s, w.bound, args)
-		if rep.outcome == unsafely && !b.opts.AllowAsyncCommit {
-			return reply{}, fmt.Errorf("synchronous_commit is off in this transaction, so that a crash of the server can lose it after its commit; "+
-				"run SET LOCAL synchronous_commit = on, or set Options.AllowAsyncCommit: %w", idem.ErrOptions)
-		}
-		return rep, err
+// ask runs an operation in the transaction.
+func (t *bound) ask(ctx context.Context, op operation) (reply, error) {
+	sql := t.b.sql.claim.bound
+	if op.kind == replace {
+		sql = t.b.sql.replace.bound
 	}
-	return t
+	rep, err := queryReply(ctx, t.s, sql, op.args(t.b))
+	if rep.outcome == unsafely && !t.b.opts.AllowAsyncCommit {
+		return reply{}, fmt.Errorf("synchronous_commit is off in this transaction, so that a crash of the server can lose it after its commit; "+
+			"run SET LOCAL synchronous_commit = on, or set Options.AllowAsyncCommit: %w", idem.ErrOptions)
+	}
+	return rep, err
 }
 
 func (t *bound) Get(ctx context.Context, key string) (idem.Record, error) {
@@ -77,8 +75,7 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 	sw := t.b.newSwap(key, old, new)
 	started := time.Now()
 	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 20*time.Millisecond) {
-		text, args := sw.statement()
-		rep, err := t.ask(ctx, text, args)
+		rep, err := t.ask(ctx, sw.next())
 		if err != nil {
 			return idem.Record{}, t.b.failedBound(ctx, "swap", err)
 		}
@@ -87,12 +84,12 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 			return got, nil
 		}
 		if delay > 0 {
-			held, err := t.held(ctx, sw)
+			held, err := heldBySomebody(ctx, t.s, sw.op.lock)
 			if err != nil {
-				return idem.Record{}, err
+				return idem.Record{}, t.b.failedBound(ctx, "swap", err)
 			}
 			if held && (old == "" || got.Attempt != new.Attempt) {
-				return sw.unknown(), nil
+				return unknown(new), nil
 			}
 			if held || time.Since(started) > patience {
 				return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: another transaction has written the record and is still open: %w", idem.ErrRetryTx))
@@ -104,32 +101,29 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 	}
 }
 
-// held reports whether another transaction has written the key and is still
-// open.
-func (t *bound) held(ctx context.Context, sw *swap) (held bool, err error) {
-	lock := uint64(sw.args[1].(int64))
-	args := []any{int64(lock >> 32), int64(lock & (1<<32 - 1))}
-	err = t.s.query(ctx, heldSQL, args, func(scan func(...any) error) error { return scan(&held) })
-	if err != nil {
-		return false, t.b.failedBound(ctx, "swap", err)
-	}
-	return held, nil
+// heldBySomebody reports whether another transaction has written the key with
+// the lock and is still open.
+func heldBySomebody(ctx context.Context, s session, lock int64) (held bool, err error) {
+	args := []any{int64(uint64(lock) >> 32), int64(uint64(lock) & (1<<32 - 1))}
+	err = s.query(ctx, heldSQL, args, func(scan func(...any) error) error { return scan(&held) })
+	return held, err
 }
 
-// unknown returns what stands for the record of a transaction that is open: one
-// in progress, with the payload in question as far as anybody knows.
-func (sw *swap) unknown() idem.Record {
+// unknown returns what stands in the way of new while a transaction of somebody
+// else's is open: an attempt in progress, with the same payload as far as
+// anybody knows.
+func unknown(new idem.Record) idem.Record {
 	r := idem.Record{
 		Token:       openTx,
 		Status:      idem.InProgress,
-		Attempt:     max(sw.new.Attempt, 1),
-		Fence:       sw.new.Fence,
-		Fingerprint: sw.new.Fingerprint,
+		Attempt:     max(new.Attempt, 1),
+		Fence:       new.Fence,
+		Fingerprint: new.Fingerprint,
 		Lease:       comeBack,
 		TTL:         time.Hour,
 	}
-	if sw.new.Lease > 0 {
-		r.Lease = min(r.Lease, sw.new.Lease)
+	if new.Lease > 0 {
+		r.Lease = min(r.Lease, new.Lease)
 	}
 	return r
 }

@@ -55,7 +55,7 @@ func URL(t testing.TB) string {
 	if shared.url == "" && shared.err == nil {
 		shared.url = os.Getenv("IDEM_POSTGRES_URL")
 		if shared.url == "" {
-			shared.server, shared.err = start()
+			shared.server, shared.err = Start("")
 			if shared.err == nil {
 				shared.url = shared.server.URL()
 			}
@@ -124,7 +124,7 @@ type Server struct {
 // New starts a server for one test, with settings like "fsync=off".
 func New(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	s, err := start(settings...)
+	s, err := Start("", settings...)
 	if err != nil {
 		testenv.Skip(t, "postgres", "%v", err)
 	}
@@ -132,8 +132,9 @@ func New(t testing.TB, settings ...string) *Server {
 	return s
 }
 
-// start initialises and starts a server with its data in memory.
-func start(settings ...string) (*Server, error) {
+// Start initialises and starts a server with its data in a folder below root; ""
+// is the memory, where that is possible. The caller stops it.
+func Start(root string, settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
@@ -142,9 +143,11 @@ func start(settings ...string) (*Server, error) {
 	if s.cred, err = credential(); err != nil {
 		return nil, err
 	}
-	root := "/dev/shm"
-	if info, err := os.Stat(root); err != nil || !info.IsDir() {
-		root = os.TempDir()
+	if root == "" {
+		root = "/dev/shm"
+		if info, err := os.Stat(root); err != nil || !info.IsDir() {
+			root = os.TempDir()
+		}
 	}
 	if s.dir, err = os.MkdirTemp(root, "idem-pg-"); err != nil {
 		return nil, err
@@ -158,7 +161,7 @@ func start(settings ...string) (*Server, error) {
 		os.RemoveAll(s.dir)
 		return nil, err
 	}
-	if err := s.Start(settings...); err != nil {
+	if err := s.Restart(settings...); err != nil {
 		os.RemoveAll(s.dir)
 		return nil, err
 	}
@@ -220,9 +223,9 @@ func (s *Server) run(name string, args ...string) error {
 	return nil
 }
 
-// Start starts the server, for the first time or after Kill, and waits until it
-// answers.
-func (s *Server) Start(settings ...string) error {
+// Restart starts the server, for the first time or after Kill, and waits until
+// it answers.
+func (s *Server) Restart(settings ...string) error {
 	if s.port == 0 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
