@@ -28,7 +28,7 @@ SELECT i.key, i.token, i.status::smallint, i.attempt, i.fence, i.fingerprint, i.
 FROM {input}) AS i({names})
 WHERE pg_try_advisory_xact_lock_shared(i.lock)
 ON CONFLICT (key) DO NOTHING
-RETURNING token`
+RETURNING token, NULL::text`
 
 const replacesSQL = `
 UPDATE {table} AS r SET token = i.token, status = i.status::smallint, attempt = i.attempt, fence = i.fence, fingerprint = i.fingerprint,
@@ -37,9 +37,9 @@ UPDATE {table} AS r SET token = i.token, status = i.status::smallint, attempt = 
 	sweep_at = CASE WHEN r.sweep_at BETWEEN clock_timestamp() + i.soonest::float8 * interval '1 microsecond' - interval '1 hour'
 			AND clock_timestamp() + i.soonest::float8 * interval '1 microsecond'
 		THEN r.sweep_at ELSE clock_timestamp() + i.soonest::float8 * interval '1 microsecond' END
-FROM {input}, $16::text[], $17::boolean[]{listenInput}) AS i({names}, old, live{listenName})
+FROM {input}, $16::text[], $17::boolean[]) AS i({names}, old, live)
 WHERE r.key = i.key AND r.token = i.old AND (r.token <> i.token OR NOT i.live) AND ({live}) = i.live AND pg_try_advisory_xact_lock_shared(i.lock)
-RETURNING r.token{notify}`
+RETURNING r.token, {notifyMany}`
 
 // readsSQL returns the records under keys, each with the place of its key, except
 // for those that have been stored just now. Under LATERAL every key is looked up
@@ -66,10 +66,10 @@ type input struct {
 	locks, statuses, attempts, fences, codes []int64
 	fingerprints, metas, bodies, checkpoints [][]byte
 	omitted, lives                           []bool
-	leases, ttls, soonest, listens           []int64
+	leases, ttls, soonest                    []int64
 }
 
-func (in *input) add(b *Backend, op *operation) {
+func (in *input) add(op *operation) {
 	r := &op.new
 	in.keys = append(in.keys, op.key)
 	in.locks = append(in.locks, op.lock)
@@ -89,9 +89,6 @@ func (in *input) add(b *Backend, op *operation) {
 	if op.kind == replace {
 		in.olds = append(in.olds, op.old)
 		in.lives = append(in.lives, op.live)
-		if b.ears != nil {
-			in.listens = append(in.listens, b.ears.lock(op.key))
-		}
 	}
 }
 
@@ -102,9 +99,6 @@ func (in *input) args() []any {
 	}
 	if in.olds != nil {
 		args = append(args, in.olds, in.lives)
-	}
-	if in.listens != nil {
-		args = append(args, in.listens)
 	}
 	return args
 }
@@ -124,9 +118,9 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 		c.reply, c.err = reply{}, nil
 		switch op := &c.op; op.kind {
 		case claim:
-			claims.add(b, op)
+			claims.add(op)
 		case replace:
-			replaces.add(b, op)
+			replaces.add(op)
 		}
 		token := ""
 		if c.op.kind != get {
@@ -183,7 +177,8 @@ func readBatch(results pgx.BatchResults, claims, replaces *input, writers map[st
 		}
 		for rows.Next() {
 			var token string
-			if err := rows.Scan(&token); err != nil {
+			var notified *string
+			if err := rows.Scan(&token, &notified); err != nil {
 				rows.Close()
 				return err
 			}
@@ -202,7 +197,7 @@ func readBatch(results pgx.BatchResults, claims, replaces *input, writers map[st
 	}
 	for rows.Next() {
 		var n int64
-		rep, damage := scanReply(func(dest ...any) error { return rows.Scan(append([]any{&n}, dest...)...) })
+		rep, damage := scanReply(rows.Scan, &n)
 		if n == 0 {
 			for _, c := range readers {
 				c.reply.outcome = standby

@@ -42,7 +42,6 @@ func (b *Backend) Do(ctx context.Context, store *idem.Store, key string, fp idem
 	}
 	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
 		tx := &pgxTx{b: b}
-		defer tx.close()
 		return b.transact(ctx, body, tx, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
 			r, err := fn(ctx, tx.tx, c)
 			if err == nil {
@@ -64,7 +63,6 @@ func (b *Backend) DoSQL(ctx context.Context, store *idem.Store, key string, fp i
 	}
 	return store.DoTx(ctx, key, fp, func(ctx context.Context, body idem.TxBody) error {
 		tx := &sqlTx{b: b, db: src.db}
-		defer tx.close()
 		return b.transact(ctx, body, tx, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
 			return fn(ctx, tx.tx, c)
 		})
@@ -83,11 +81,21 @@ type ownTx interface {
 	// returns an error if the statement failed. committed is what is known of
 	// the commit after that.
 	write(ctx context.Context, sql string, args []any) (committed, err error)
+
+	// close rolls back what has not been committed and gives the connection
+	// back. It may be called again.
+	close()
 }
 
 // transact runs body in tx and commits it.
 func (b *Backend) transact(ctx context.Context, body idem.TxBody, tx ownTx, fn func(context.Context, *idem.Claim) (idem.Result, error)) error {
 	o := &own{b: b, tx: tx}
+	defer func() {
+		tx.close()
+		if o.claim != nil {
+			b.waits.wake(o.lock) // whatever became of it
+		}
+	}()
 	err := body(ctx, o, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
 		r, err := fn(ctx, c)
 		if err != nil && conflict(err) && !errors.Is(err, idem.ErrRetryTx) {
@@ -107,6 +115,7 @@ type own struct {
 	b  *Backend
 	tx ownTx
 
+	lock      int64
 	claim     *idem.Record // granted, and not written
 	over      reply        // what it replaces
 	committed error        // what became of the commit
@@ -149,7 +158,7 @@ func (o *own) grant(ctx context.Context, sw *swap) (idem.Record, error) {
 		case now.Token != sw.old:
 			return now, nil
 		case locked:
-			o.claim, o.over = &sw.op.new, rep
+			o.lock, o.claim, o.over = sw.op.lock, &sw.op.new, rep
 			return sw.op.new, nil
 		}
 		held, err := heldBySomebody(ctx, o.tx, sw.op.lock)
@@ -173,7 +182,7 @@ func (o *own) complete(ctx context.Context, sw *swap) (idem.Record, error) {
 		sql = o.b.sql.last
 		op.kind, op.old, op.live = replace, o.over.record.Token, !o.over.record.Expired()
 	}
-	committed, err := o.tx.write(ctx, sql, op.args(o.b))
+	committed, err := o.tx.write(ctx, sql, op.args())
 	switch {
 	case err == nil:
 		o.committed = committed
@@ -299,7 +308,9 @@ func (t *pgxTx) close() {
 	if t.release == nil {
 		return
 	}
-	defer t.release()
+	release := t.release
+	t.release = nil
+	defer release()
 	conn := t.tx.Conn()
 	if conn == nil || conn.IsClosed() || t.committed && conn.PgConn().TxStatus() == 'I' {
 		return

@@ -50,22 +50,17 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 		entries, looked, last = nil, 0, nil
 		err := b.src.with(ctx, func(s session) error {
 			return s.query(ctx, b.sql.list, args, func(scan func(...any) error) error {
-				var kind int16
 				var n int64
 				var key *string
-				var row row
-				if err := scan(append([]any{&kind, &n, &key}, row.fields()...)...); err != nil {
+				rep, err := scanReply(scan, &n, &key)
+				switch {
+				case err != nil:
 					return err
-				}
-				if kind == 0 {
+				case rep.outcome == present:
+					entries = append(entries, idem.Entry{Key: *key, Record: rep.record})
+				default:
 					looked, last = n, key
-					return nil
 				}
-				r, _, err := row.record()
-				if err != nil {
-					return err
-				}
-				entries = append(entries, idem.Entry{Key: *key, Record: r})
 				return nil
 			})
 		})

@@ -41,19 +41,16 @@ func (op *operation) size() int {
 }
 
 // args are the parameters of the operation's statement.
-func (op *operation) args(b *Backend) []any {
+func (op *operation) args() []any {
 	if op.kind == get {
 		return []any{op.key}
 	}
 	r := op.new
-	args := make([]any, 0, 18)
+	args := make([]any, 0, 17)
 	args = append(args, op.key, op.lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
 		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(r))
 	if op.kind == replace {
 		args = append(args, op.old, op.live)
-		if b.ears != nil {
-			args = append(args, b.ears.lock(op.key))
-		}
 	}
 	return args
 }
@@ -87,14 +84,17 @@ func (b *Backend) alone(ctx context.Context, op operation) (rep reply, err error
 
 // query runs an operation as one statement on s.
 func (b *Backend) query(ctx context.Context, s session, op operation) (reply, error) {
-	sql := b.sql.get
 	switch op.kind {
 	case claim:
-		sql = b.sql.claim.alone
+		return queryReply(ctx, s, b.sql.claim.alone, op.args())
 	case replace:
-		sql = b.sql.replace.alone
+		return queryReply(ctx, s, b.sql.replace.alone, op.args())
 	}
-	return queryReply(ctx, s, sql, op.args(b))
+	rep, err := queryReply(ctx, s, b.sql.get, op.args())
+	if err == nil && rep.outcome == nothing {
+		return queryReply(ctx, s, standbySQL, nil)
+	}
+	return rep, err
 }
 
 // inPieces runs an operation as a write and a read in one pipeline, which takes
@@ -107,18 +107,19 @@ func (b *Backend) inPieces(ctx context.Context, op operation) (rep reply, err er
 	}
 	defer release()
 	if op.kind == get {
-		return queryReply(ctx, pgxSession{conn}, b.sql.get, op.args(b))
+		return b.query(ctx, pgxSession{conn}, op)
 	}
 	write := b.sql.claim.piece
 	if op.kind == replace {
 		write = b.sql.replace.piece
 	}
 	var batch pgx.Batch
-	batch.Queue(write, op.args(b)...)
+	batch.Queue(write, op.args()...)
 	batch.Queue(b.sql.read, op.key, op.new.Token)
 	results := conn.SendBatch(ctx, &batch)
 	var written int16
-	err = results.QueryRow().Scan(&written)
+	var notified *string
+	err = results.QueryRow().Scan(&written, &notified)
 	switch {
 	case err == nil:
 		rep.outcome = outcome(written)

@@ -56,7 +56,7 @@ type Backend struct {
 	src           source
 	pgx           *pgxSource // nil with database/sql
 	reads, writes *lanes     // nil with database/sql
-	ears          *listener  // nil without Options.Listen
+	waits         waits
 	known         known
 }
 
@@ -105,10 +105,10 @@ func newBackend(src source, opts *Options) (*Backend, error) {
 		}
 	}
 	b.table = quote(b.opts.Schema, b.opts.Table)
-	b.sql = newStatements(b.table)
+	b.sql = newStatements(b.table, b.opts.Listen != "")
 	if b.opts.Listen != "" {
 		var err error
-		if b.ears, err = newListener(b); err != nil {
+		if b.waits.ears, err = newListener(&b.waits, b.opts.Listen, b.table); err != nil {
 			return nil, fmt.Errorf("postgres: new: %w: Listen: %w", idem.ErrOptions, err)
 		}
 	}
@@ -165,7 +165,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 // pause waits for about d, or until ctx is done, which is an error.
 func pause(ctx context.Context, d time.Duration) error {
 	if d > 0 {
-		t := time.NewTimer(d/2 + rand.N(d/2+1))
+		t := time.NewTimer(jitter(d))
 		defer t.Stop()
 		select {
 		case <-t.C:
@@ -216,8 +216,14 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 	if rep.outcome != nothing {
 		b.known.note(op.lock)
 	}
+	if rep.outcome == stored {
+		b.waits.wake(op.lock)
+	}
 	return rep, nil
 }
+
+// jitter returns about d: those who wait together do not come back together.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
 // sweepBatch bounds one statement of Sweep. Larger ones hold locks for so long
 // that others notice.

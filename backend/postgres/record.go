@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/idem-go/idem"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // A reply is the one row with which the server answers a Get or a Swap, or that
@@ -41,58 +42,65 @@ const noColumns = `NULL::text, NULL::smallint, NULL::bigint, NULL::bigint, NULL:
 // age is that of the record r in microseconds. It is negative for a record from
 // the future. clock_timestamp, because the time of now() stands still in a
 // transaction.
-const age = `(extract(epoch FROM clock_timestamp() - r.written_at) * 1000000)::bigint`
+const age = `(date_part('epoch', clock_timestamp() - r.written_at) * 1000000)::bigint`
 
 // live says of the record r that it is not expired: what Record.Expired says,
 // in units of microseconds, and so that it cannot overflow.
 const live = `greatest(` + age + `, 0) < r.ttl / 1000 + least(r.ttl % 1000, 1)`
 
-// scanReply reads a row of an outcome and columns.
-func scanReply(scan func(...any) error) (reply, error) {
-	var rep reply
-	var what int16
-	var row row
-	if err := scan(append([]any{&what}, row.fields()...)...); err != nil {
-		return rep, err
+// scanReply reads a row of an outcome and columns, after the columns before.
+func scanReply(scan func(...any) error, before ...any) (reply, error) {
+	var to scanTo
+	if err := scan(to.fields(before...)...); err != nil {
+		return reply{}, err
 	}
-	rep.outcome = outcome(what)
+	rep := reply{outcome: outcome(to.what)}
 	if rep.outcome != present {
 		return rep, nil
 	}
 	var err error
-	rep.record, rep.future, err = row.record()
+	rep.record, rep.future, err = to.record()
 	return rep, err
 }
 
 // A row has the columns of a record. NULL is told from zero: a table that was
 // repaired by hand must not turn a missing lease into one that is over.
 type row struct {
-	token                         *string
-	status                        *int16
-	attempt, fence, code          *int64
-	fingerprint, meta, body, note []byte
-	omitted                       *bool
-	lease, ttl, age               *int64
+	token                                 pgtype.Text
+	status                                pgtype.Int2
+	attempt, fence, code, lease, ttl, age pgtype.Int8
+	fingerprint, meta, body, note         []byte
+	omitted                               pgtype.Bool
 }
 
-func (r *row) fields() []any {
-	return []any{
-		&r.token, &r.status, &r.attempt, &r.fence, &r.fingerprint, &r.code, &r.meta, &r.body,
-		&r.omitted, &r.note, &r.lease, &r.ttl, &r.age,
-	}
+// A scanTo is where a row of an outcome and columns is read to.
+type scanTo struct {
+	what int16
+	row
+	dest [16]any
+}
+
+// fields returns the destinations of a row, after those given.
+func (s *scanTo) fields(before ...any) []any {
+	r := &s.row
+	dest := append(s.dest[:0], before...)
+	return append(dest, &s.what, &r.token, &r.status, &r.attempt, &r.fence, &r.fingerprint, &r.code, &r.meta, &r.body,
+		&r.omitted, &r.note, &r.lease, &r.ttl, &r.age)
 }
 
 // record returns the record, and whether it is from the future.
 func (r *row) record() (rec idem.Record, future bool, err error) {
+	valid := r.token.Valid && r.status.Valid && r.attempt.Valid && r.fence.Valid && r.code.Valid && r.omitted.Valid &&
+		r.lease.Valid && r.ttl.Valid && r.age.Valid && r.fingerprint != nil && r.meta != nil && r.body != nil && r.note != nil
+	status := idem.Status(r.status.Int16)
 	switch {
-	case r.token == nil || r.status == nil || r.attempt == nil || r.fence == nil || r.code == nil || r.omitted == nil ||
-		r.lease == nil || r.ttl == nil || r.age == nil || r.fingerprint == nil || r.meta == nil || r.body == nil || r.note == nil:
+	case !valid:
 		return rec, false, fmt.Errorf("postgres: %w: a column of the record is NULL", idem.ErrCorrupt)
-	case *r.status < int16(idem.InProgress) || *r.status > int16(idem.Released):
-		return rec, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, *r.status)
+	case r.status.Int16 < int16(idem.InProgress) || r.status.Int16 > int16(idem.Released):
+		return rec, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, r.status.Int16)
 	case len(r.fingerprint) != len(rec.Fingerprint):
 		return rec, false, fmt.Errorf("postgres: %w: the fingerprint of the record has %d bytes", idem.ErrCorrupt, len(r.fingerprint))
-	case *r.lease < 0 || *r.ttl < 0:
+	case r.lease.Int64 < 0 || r.ttl.Int64 < 0:
 		return rec, false, fmt.Errorf("postgres: %w: a duration of the record is negative", idem.ErrCorrupt)
 	}
 	meta, err := decodeMeta(r.meta)
@@ -100,17 +108,17 @@ func (r *row) record() (rec idem.Record, future bool, err error) {
 		return rec, false, err
 	}
 	return idem.Record{
-		Token:       *r.token,
-		Status:      idem.Status(*r.status),
-		Attempt:     int(*r.attempt),
-		Fence:       *r.fence,
+		Token:       r.token.String,
+		Status:      status,
+		Attempt:     int(r.attempt.Int64),
+		Fence:       r.fence.Int64,
 		Fingerprint: idem.Fingerprint(r.fingerprint),
-		Result:      idem.Result{Code: int(*r.code), Meta: meta, Body: orNil(r.body), Omitted: *r.omitted},
+		Result:      idem.Result{Code: int(r.code.Int64), Meta: meta, Body: orNil(r.body), Omitted: r.omitted.Bool},
 		Checkpoint:  orNil(r.note),
-		Lease:       time.Duration(*r.lease),
-		TTL:         time.Duration(*r.ttl),
-		Age:         microseconds(*r.age),
-	}, *r.age < 0, nil
+		Lease:       time.Duration(r.lease.Int64),
+		TTL:         time.Duration(r.ttl.Int64),
+		Age:         microseconds(r.age.Int64),
+	}, r.age.Int64 < 0, nil
 }
 
 // microseconds returns us microseconds, at least 0 and at most what a Duration

@@ -72,12 +72,12 @@ INSERT INTO {table} (key, token, status, attempt, fence, fingerprint, code, meta
 SELECT {values}
 WHERE {lock}
 ON CONFLICT (key) DO NOTHING
-RETURNING ({outcome})::smallint`
+RETURNING ({outcome})::smallint, NULL::text`
 
 	replacePieceSQL = `
 UPDATE {table} AS r SET {set}
 WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
-RETURNING ({outcome})::smallint{notify}`
+RETURNING ({outcome})::smallint, {notify}`
 
 	readSQL = `SELECT 1::smallint, {columns} FROM {table} AS r
 WHERE r.key = $1::text AND (r.token <> $2::text OR r.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid)`
@@ -102,7 +102,7 @@ const insertSQL = `
 INSERT INTO {table} AS r (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
 SELECT {values}
 WHERE $2::bigint IS NOT NULL
-RETURNING ({outcome})::smallint, {none}`
+RETURNING CASE WHEN {notify} IS NULL THEN {outcome} ELSE {outcome} END::smallint, {none}`
 
 // replaceSQL stores a record in the place of another one.
 // $16 is the token of the record that is replaced, and $17 whether it is live.
@@ -110,7 +110,7 @@ const replaceSQL = `
 WITH mine AS (
 	UPDATE {table} AS r SET {set}
 	WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
-	RETURNING 1{notify}
+	RETURNING 1, {notify}
 )
 SELECT ({outcome})::smallint, {none} FROM mine
 UNION ALL
@@ -126,10 +126,10 @@ const (
 // soonest is the instant that goes into sweep_at; see [soonest].
 const soonestSQL = `$15::bigint::float8 * interval '1 microsecond'`
 
-const getSQL = `
-SELECT 1::smallint, {columns} FROM {table} AS r WHERE r.key = $1::text
-UNION ALL
-SELECT 4::smallint, {none} WHERE pg_is_in_recovery()`
+const getSQL = `SELECT CASE WHEN pg_is_in_recovery() THEN 4 ELSE 1 END::smallint, {columns} FROM {table} AS r WHERE r.key = $1::text`
+
+// standbySQL is asked where there is no record that could tell.
+const standbySQL = `SELECT CASE WHEN pg_is_in_recovery() THEN 4 ELSE 0 END::smallint, ` + noColumns
 
 // tokenSQL is what somebody who waits for another record asks again and again.
 const tokenSQL = `SELECT r.token FROM {table} AS r WHERE r.key = $1::text AND {live}`
@@ -181,14 +181,19 @@ WITH looked AS MATERIALIZED (
 		AND (NOT $7::boolean OR l.status = 1 AND greatest(l.age, 0) >= l.lease / 1000 + least(l.lease % 1000, 1))
 	ORDER BY l.key LIMIT $5::bigint
 )
-(SELECT 0::smallint, (SELECT count(*) FROM looked), (SELECT max(key) FROM looked), {none})
+(SELECT (SELECT count(*) FROM looked), (SELECT max(key) FROM looked), 0::smallint, {none})
 UNION ALL
-(SELECT 1::smallint, 0::bigint, r.key, {columns} FROM {table} AS r JOIN found AS f ON f.key = r.key)`
+(SELECT 0::bigint, r.key, 1::smallint, {columns} FROM {table} AS r JOIN found AS f ON f.key = r.key)`
 
-// newStatements returns the SQL for the quoted table.
-func newStatements(table string) statements {
-	notify, listenInput, listenName := "", "", ""
+// newStatements returns the SQL for the quoted table. Where it is notifying,
+// writes notify those who wait.
+func newStatements(table string, notifying bool) statements {
+	notify, notifyMany := "NULL::text", "NULL::text"
+	if notifying {
+		notify, notifyMany = notifySQL(table, "$2::bigint"), notifySQL(table, "i.lock")
+	}
 	sql := func(text string, more ...string) string {
+		more = append(more, "{notify}", notify, "{notifyMany}", notifyMany)
 		// What a replacement brings in may have places of its own.
 		for range 3 {
 			text = strings.NewReplacer(append(more,
@@ -207,16 +212,16 @@ func newStatements(table string) statements {
 			piece: sql(claimPieceSQL, "{lock}", lockAlone, "{outcome}", durably),
 		},
 		replace: writes{
-			alone: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockAlone, "{outcome}", durably, "{notify}", notify),
-			bound: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockBound, "{outcome}", asIs, "{notify}", notify),
-			piece: sql(replacePieceSQL, "{lock}", lockAlone, "{outcome}", durably, "{notify}", notify),
+			alone: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockAlone, "{outcome}", durably),
+			bound: sql(replaceSQL, "{else}", elsePresent, "{lock}", lockBound, "{outcome}", asIs),
+			piece: sql(replacePieceSQL, "{lock}", lockAlone, "{outcome}", durably),
 		},
 		insert: sql(insertSQL, "{outcome}", durably),
-		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{notify}", notify),
+		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably),
 
 		batch:    batchSQL,
 		claims:   sql(claimsSQL, "{input}", inputSQL, "{names}", inputNames),
-		replaces: sql(replacesSQL, "{input}", inputSQL, "{names}", inputNames, "{notify}", notify, "{listenInput}", listenInput, "{listenName}", listenName),
+		replaces: sql(replacesSQL, "{input}", inputSQL, "{names}", inputNames),
 		reads:    sql(readsSQL),
 		sweep:    sql(sweepSQL),
 		list:     sql(listSQL),

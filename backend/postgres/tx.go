@@ -37,7 +37,7 @@ func (t *bound) ask(ctx context.Context, op operation) (reply, error) {
 	if op.kind == replace {
 		sql = t.b.sql.replace.bound
 	}
-	rep, err := queryReply(ctx, t.s, sql, op.args(t.b))
+	rep, err := queryReply(ctx, t.s, sql, op.args())
 	if rep.outcome == unsafely && !t.b.opts.AllowAsyncCommit {
 		return reply{}, fmt.Errorf("synchronous_commit is off in this transaction, so that a crash of the server can lose it after its commit; "+
 			"run SET LOCAL synchronous_commit = on, or set Options.AllowAsyncCommit: %w", idem.ErrOptions)
@@ -52,6 +52,9 @@ func (t *bound) Get(ctx context.Context, key string) (idem.Record, error) {
 	rep, err := queryReply(ctx, t.s, t.b.sql.get, []any{key})
 	if err != nil {
 		return idem.Record{}, t.b.failedBound(ctx, "get", err)
+	}
+	if rep.outcome == standby {
+		return idem.Record{}, errStandby("get")
 	}
 	return unexpired(rep), nil
 }
