@@ -211,6 +211,19 @@ func (t *pgxTx) query(ctx context.Context, sql string, args []any, each func(fun
 }
 
 func (t *pgxTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
+	// A pool may have connections that are dead. Nothing has happened yet.
+	for tries := 1; ; tries++ {
+		first := t.tx == nil
+		locked, rep, err = t.lookOnce(ctx, op)
+		if err == nil || !first || !lostConnection(err) || ctx.Err() != nil || tries == 3 {
+			return locked, rep, err
+		}
+		t.close()
+		t.tx = nil
+	}
+}
+
+func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep reply, err error) {
 	var batch pgx.Batch
 	var results pgx.BatchResults
 	begun := t.tx != nil

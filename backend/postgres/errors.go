@@ -71,6 +71,13 @@ func unsent(err error) bool {
 	return dial || pgconn.SafeToRetry(err) || errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, sql.ErrTxDone)
 }
 
+// lostConnection reports whether err says that a connection broke that had been
+// there.
+func lostConnection(err error) bool {
+	_, none := errors.AsType[*unavailable](err)
+	return !none && !refused(err) && !errors.Is(err, idem.ErrCorrupt)
+}
+
 func errStandby(what string) error {
 	return fmt.Errorf("postgres: %s: the server is a standby, whose records may be old; connect to the primary", what)
 }

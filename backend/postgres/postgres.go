@@ -181,15 +181,13 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 	if err := ctx.Err(); err != nil {
 		return reply{}, idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
 	}
-	var rep reply
-	var err error
-	switch {
-	case b.pgx == nil:
-		rep, err = b.alone(ctx, op)
-	case op.kind == get:
-		rep, err = b.reads.ask(ctx, op)
-	default:
-		rep, err = b.writes.ask(ctx, op)
+	rep, err := b.send(ctx, op)
+	unsure := false // an earlier try may have been carried out
+	for tries := 1; err != nil && lostConnection(err) && ctx.Err() == nil && tries < 3; tries++ {
+		// A pool may have connections that are dead, and the next call gets the
+		// next of them. Whatever became of the first try, its token tells.
+		unsure = unsure || !unsent(err)
+		rep, err = b.send(ctx, op)
 	}
 	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
 		// The default isolation is a stricter one, at which rivals are errors, or
@@ -203,7 +201,10 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 			return err
 		})
 	}
-	if err != nil {
+	switch {
+	case err != nil && unsure:
+		return reply{}, b.explain(ctx, what, err)
+	case err != nil:
 		return reply{}, b.failed(ctx, what, err)
 	}
 	if rep.outcome == standby {
@@ -220,6 +221,17 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 		b.waits.wake(op.lock)
 	}
 	return rep, nil
+}
+
+// send runs an operation, together with others if there are many.
+func (b *Backend) send(ctx context.Context, op operation) (reply, error) {
+	switch {
+	case b.pgx == nil:
+		return b.alone(ctx, op)
+	case op.kind == get:
+		return b.reads.ask(ctx, op)
+	}
+	return b.writes.ask(ctx, op)
 }
 
 // jitter returns about d: those who wait together do not come back together.
