@@ -347,9 +347,14 @@ func (t *sqlTx) query(ctx context.Context, sql string, args []any, each func(fun
 func (t *sqlTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
 	if t.tx == nil {
 		opts := t.b.opts.TxOptions
-		t.tx, err = t.db.BeginTx(ctx, &sql.TxOptions{Isolation: isolation[opts.IsoLevel], ReadOnly: opts.AccessMode == pgx.ReadOnly})
-		if err != nil {
-			return false, rep, &unavailable{err}
+		for tries := 1; ; tries++ {
+			t.tx, err = t.db.BeginTx(ctx, &sql.TxOptions{Isolation: isolation[opts.IsoLevel], ReadOnly: opts.AccessMode == pgx.ReadOnly})
+			if err == nil {
+				break
+			}
+			if t.tx = nil; ctx.Err() != nil || tries == 3 {
+				return false, rep, &unavailable{err}
+			}
 		}
 	}
 	err = t.query(ctx, lockSQL, []any{op.lock}, func(scan func(...any) error) error { return scan(&locked) })

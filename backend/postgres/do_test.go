@@ -42,7 +42,7 @@ func doers(t testing.TB, f *fixture, opts postgres.Options, max int) map[string]
 	paid := func(key string) idem.Result { return idem.Result{Code: 201, Body: []byte("paid " + key)} }
 	return map[string]doer{
 		"Do": {f, func(ctx context.Context, s *idem.Store, key string, before func(context.Context, *idem.Claim) error) (idem.Outcome, error) {
-			return b.Do(ctx, s.With(b), key, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
+			return b.Do(ctx, s, key, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
 				if before != nil {
 					if err := before(ctx, c); err != nil {
 						return idem.Result{}, err
@@ -368,29 +368,37 @@ func TestRow8_CommitHangs(t *testing.T) {
 			exec(`SELECT pg_reload_conf()`)
 			call, cancel := context.WithCancel(ctx)
 			defer cancel()
+			var key string
 			var pid atomic.Uint32
-			runs := 0
-			result := make(chan error, 1)
-			go func() {
-				out, err := f.Do(call, s, how, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
-					runs++
-					// The setting reaches sessions when they are idle.
-					for v := ""; v != "ghost"; {
-						if err := tx.QueryRow(ctx, `SHOW synchronous_standby_names`).Scan(&v); err != nil {
-							return idem.Result{}, err
+			var runs int
+			var result chan error
+			// The setting reaches the server's processes one after the other, and
+			// until then commits go through.
+			for n, hangs := 0, false; !hangs; n++ {
+				key, runs, result = fmt.Sprintf("%s%d", how, n), 0, make(chan error, 1)
+				pid.Store(0)
+				go func() {
+					out, err := f.Do(call, s, key, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
+						runs++
+						pid.Store(tx.Conn().PgConn().PID())
+						return idem.Result{Body: []byte("done")}, f.pay(ctx, tx, c.Key)
+					})
+					if err == nil && string(out.Result.Body) != "done" {
+						err = fmt.Errorf("got %+v", out)
+					}
+					result <- err
+				}()
+				for returned := false; !hangs && !returned; {
+					select {
+					case err := <-result:
+						if returned = true; err != nil {
+							t.Fatal(err)
+						}
+					default:
+						if err := admin.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep')`, pid.Load()).Scan(&hangs); err != nil {
+							t.Fatal(err)
 						}
 					}
-					pid.Store(tx.Conn().PgConn().PID())
-					return idem.Result{Body: []byte("done")}, f.pay(ctx, tx, how)
-				})
-				if err == nil && string(out.Result.Body) != "done" {
-					err = fmt.Errorf("got %+v", out)
-				}
-				result <- err
-			}()
-			for waiting := false; !waiting; {
-				if err := admin.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep')`, pid.Load()).Scan(&waiting); err != nil {
-					t.Fatal(err)
 				}
 			}
 			if interrupt == "" {
@@ -404,11 +412,11 @@ func TestRow8_CommitHangs(t *testing.T) {
 			if err != nil {
 				t.Errorf("Do = %v", err)
 			}
-			if r, err := s.Lookup(ctx, how); err != nil || r.Status != idem.Completed {
+			if r, err := s.Lookup(ctx, key); err != nil || r.Status != idem.Completed {
 				t.Errorf("Lookup = %+v, %v", r, err)
 			}
-			if runs != 1 || f.payments(t)[how] != 1 {
-				t.Errorf("%d runs, paid %d times", runs, f.payments(t)[how])
+			if runs != 1 || f.payments(t)[key] != 1 {
+				t.Errorf("%d runs, paid %d times", runs, f.payments(t)[key])
 			}
 		})
 	}
