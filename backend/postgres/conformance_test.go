@@ -13,7 +13,6 @@ import (
 	"github.com/idem-go/idem/conformancetest"
 	"github.com/idem-go/idem/internal/faultproxy"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5"
 )
 
 // The sessions of all of these are in a zone, and speak in a style, that nobody
@@ -42,8 +41,6 @@ func TestConformance(t *testing.T) {
 type storage struct {
 	idem.Backend
 	table string
-	proxy *faultproxy.Proxy
-	url   string
 	inTx  func(func(idem.Backend) error) error
 }
 
@@ -52,22 +49,24 @@ var tables atomic.Int64
 func pgxHarness(t *testing.T, params ...string) conformancetest.Harness {
 	base, schema := testpg.Schema(t)
 	base = testpg.With(base, append(odd, params...)...)
-	return harness(t, base, schema, func(t testing.TB, url string, opts *postgres.Options) *storage {
-		pool := open(t, url, 8)
-		b := migrated(t, pool, opts)
-		return &storage{Backend: b, inTx: func(fn func(idem.Backend) error) error {
-			ctx := context.Background()
-			tx, err := pool.Begin(ctx)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback(ctx)
-			if err := fn(b.WithTx(tx)); err != nil {
-				return err
-			}
-			return tx.Commit(ctx)
-		}}
-	})
+	return harness(t, base, schema, connectPgx)
+}
+
+func connectPgx(t testing.TB, url string, opts *postgres.Options) *storage {
+	pool := open(t, url, 8)
+	b := migrated(t, pool, opts)
+	return &storage{Backend: b, inTx: func(fn func(idem.Backend) error) error {
+		ctx := context.Background()
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx)
+		if err := fn(b.WithTx(tx)); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}}
 }
 
 func sqlHarness(t *testing.T, params ...string) conformancetest.Harness {
@@ -141,5 +140,3 @@ func harness(t *testing.T, base, schema string, connect func(testing.TB, string,
 		},
 	}
 }
-
-var _ pgx.Tx = nil

@@ -103,6 +103,9 @@ func (b *Backend) explain(ctx context.Context, what string, err error) error {
 	case unknownStatement, duplicateStatement, protocolViolation:
 		advice = "behind a connection pooler pgx must not cache prepared statements; connect with default_query_exec_mode=exec, or cache_describe"
 	}
+	if strings.Contains(err.Error(), "transaction blocks not allowed") {
+		advice = "the connection pooler is in statement mode, which has no transactions; put it in transaction mode"
+	}
 	if advice != "" {
 		return fmt.Errorf("postgres: %s: %s: %w", what, advice, err)
 	}
