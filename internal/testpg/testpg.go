@@ -117,6 +117,7 @@ type Server struct {
 	bin    string
 	port   int
 	cred   *syscall.Credential
+	pid    int
 	stop   func(syscall.Signal)
 	exited chan struct{}
 }
@@ -257,7 +258,7 @@ func (s *Server) Restart(settings ...string) error {
 	if err := <-started; err != nil {
 		return err
 	}
-	s.exited = exited
+	s.exited, s.pid = exited, cmd.Process.Pid
 	s.stop = func(sig syscall.Signal) {
 		_ = syscall.Kill(-cmd.Process.Pid, sig)
 		<-exited
@@ -301,14 +302,50 @@ func (s *Server) Dir() string { return s.dir }
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
 // Kill kills all processes of the server at once, as a crash would.
-func (s *Server) Kill() { s.stop(syscall.SIGKILL) }
+func (s *Server) Kill() {
+	// The server's processes are sessions of their own, and go on for a moment
+	// when only the first of them dies.
+	_ = syscall.Kill(s.pid, syscall.SIGSTOP)
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.pid, s.pid))
+	for _, child := range strings.Fields(string(children)) {
+		if pid, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	s.stop(syscall.SIGKILL)
+}
 
 // Stop stops the server and removes its data.
 func (s *Server) Stop() {
-	select {
-	case <-s.exited:
-	default:
-		s.stop(syscall.SIGQUIT)
+	if s.stop != nil {
+		select {
+		case <-s.exited:
+		default:
+			s.stop(syscall.SIGQUIT)
+		}
 	}
 	os.RemoveAll(s.dir)
+}
+
+// Standby starts a standby of s and stops it after the test.
+func (s *Server) Standby(t testing.TB) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp(filepath.Dir(s.dir), "idem-pg-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.cred != nil {
+		if err := os.Chown(dir, int(s.cred.Uid), int(s.cred.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &Server{dir: dir, bin: s.bin, cred: s.cred}
+	t.Cleanup(b.Stop)
+	if err := b.run("pg_basebackup", "-d", s.URL(), "-D", b.data(), "-R", "-X", "stream", "-c", "fast"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
