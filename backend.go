@@ -26,6 +26,7 @@ const MaxStoredKey = 512
 //   - A Swap that does not swap writes nothing and leaves the transaction it runs in usable.
 //   - A record that is replaced is replaced whole: nothing of the old record is left in the new one.
 //   - A Swap in a transaction is visible to others when the transaction commits, and never if it rolls back.
+//   - A transaction sees its own Swaps.
 //
 // On reading:
 //

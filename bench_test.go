@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // What the rules cost by themselves: a claim and a completion over a map. The
@@ -43,6 +44,9 @@ func BenchmarkReplay(b *testing.B) {
 
 // Counts, unlike times, can be held exactly.
 func TestAllocationsOfBeginAndComplete(t *testing.T) {
+	if testenv.Race {
+		t.Skip("counted without the race detector, which allocates too: make test does both")
+	}
 	s := open(t, nil, nil)
 	ctx := context.Background()
 	r := idem.Result{Code: 200, Body: make([]byte, 256)}

@@ -17,6 +17,9 @@ import (
 // [ErrNotRecorded].
 func Call[Req, Resp any](ctx context.Context, s *Store, key string, req Req, fn func(context.Context, Req) (Resp, error)) (Resp, error) {
 	var fresh, stored Resp
+	if fn == nil {
+		return stored, s.fail("call", key, Record{}, errNoFunction)
+	}
 	doc, err := json.Marshal(req)
 	if err != nil {
 		return stored, s.fail("call", key, Record{}, fmt.Errorf("%w: the request cannot be encoded: %w", ErrOptions, err))

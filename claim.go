@@ -38,7 +38,7 @@ type Claim struct {
 	mu       sync.Mutex
 	last     Record    // what this copy last knew to be stored
 	over     bool      // this copy has ended the claim
-	leasedAt time.Time // when the write that began the present lease was sent
+	leasedAt time.Time // when the write that began the present lease was first sent
 }
 
 // Bytes of randomness in a token: 128 bits name the attempt, and do not meet by
@@ -91,7 +91,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // MarshalText returns the claim as text of URL-safe characters, to be handed to
 // another process. Whoever has it can complete the operation: keep it to
-// yourself.
+// yourself, and mind that loggers and encoders print what a TextMarshaler gives.
 func (c *Claim) MarshalText() ([]byte, error) {
 	if c == nil || c.stored == "" {
 		return nil, &Error{Op: "marshal claim", Err: errNoClaim}
@@ -116,6 +116,11 @@ func (c *Claim) MarshalText() ([]byte, error) {
 	b = append(b, last.Checkpoint...)
 	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 	return base64.RawURLEncoding.AppendEncode([]byte(claimText), b), nil
+}
+
+func appendText(b []byte, s string) []byte {
+	b = binary.AppendUvarint(b, uint64(len(s)))
+	return append(b, s...)
 }
 
 // UnmarshalText makes c the claim whose MarshalText is text. Its Checkpoint is

@@ -105,6 +105,24 @@ func TestClaimTextKeepsWhatReleaseMayDo(t *testing.T) {
 	})
 }
 
+// A claim keeps what was noted, whatever becomes of the caller's bytes.
+func TestCheckpointIsCopied(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, nil, nil)
+	c := begin(t, s, "k", payloadA)
+	note := []byte("page 40")
+	if err := s.Checkpoint(ctx, c, note); err != nil {
+		t.Fatal(err)
+	}
+	note[5] = '9'
+	if err := s.Extend(ctx, c); err != nil { // writes the note again
+		t.Fatal(err)
+	}
+	if r := lookup(t, s, "k"); string(r.Checkpoint) != "page 40" {
+		t.Errorf("checkpoint %q", r.Checkpoint)
+	}
+}
+
 func TestDamagedClaimText(t *testing.T) {
 	s := open(t, nil, &idem.Options{Scope: "tenant"})
 	text, err := begin(t, s, "order-1", payloadA).MarshalText()

@@ -14,6 +14,8 @@ type Outcome struct {
 	Attempt  int  // that produced the result
 }
 
+var errNoFunction = fmt.Errorf("%w: there is no function to run", ErrOptions)
+
 // Do runs fn once for the key and returns its result to every caller with that
 // key, for the retention of the Store.
 //
@@ -30,11 +32,15 @@ type Outcome struct {
 //
 //   - A nil error completes the operation. A definite refusal, such as a
 //     declined card, is a Result too, not an error.
-//   - [NoEffect] of an error says that nothing happened: the key is free.
+//   - [NoEffect] of an error says that nothing happened: the key is free, or,
+//     if the claim is a takeover, as open as the attempt before has left it.
 //   - Any other error, a panic or a call of runtime.Goexit leaves the outcome
 //     unknown: the claim is abandoned, and the next attempt is told, or has to
 //     wait for a decision under Hold. Do returns the error as it is, and the
 //     panic goes on.
+//
+// fn may complete its claim itself, in the transaction of the change (see
+// [Store.With]), and then has to return the same result.
 //
 // If the result cannot be recorded, Do goes on trying while the lease lasts. It
 // then returns the result together with an error that is [ErrNotRecorded], and
@@ -50,15 +56,26 @@ func (s *Store) Do(ctx context.Context, key string, fp Fingerprint, fn func(cont
 }
 
 func (s *Store) do(ctx context.Context, key string, fp Fingerprint, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
-	for {
+	if fn == nil {
+		return Outcome{}, s.fail("do", key, Record{}, errNoFunction)
+	}
+	for late := 0; ; {
 		c, done, err := s.Begin(ctx, key, fp)
+		if c != nil && !s.bound && c.leaseLeft() == 0 {
+			// The storage took longer to answer than the lease lasts: somebody
+			// may have taken over. Nothing has run under this claim.
+			s.clean(ctx, c, s.Release)
+			if late++; late == 3 {
+				return Outcome{}, s.fail("do", key, Record{}, fmt.Errorf("%w: it takes longer to answer than the lease of %v lasts", ErrUnavailable, s.opts.Lease))
+			}
+			continue
+		}
 		if c != nil {
 			return s.run(ctx, c, fn)
 		}
-		if errors.Is(err, ErrInProgress) {
-			running := err.(*Error).Record
+		if refused, ok := err.(*Error); ok && refused.Err == ErrInProgress {
 			var after Record
-			if after, err = s.await(ctx, "do", key, running); err != nil {
+			if after, err = s.await(ctx, "do", key, refused.Record); err != nil {
 				return Outcome{}, err
 			}
 			// What ended the wait answers all who waited, without a question
@@ -118,17 +135,14 @@ func (s *Store) clean(ctx context.Context, c *Claim, end func(context.Context, *
 // while the lease lasts.
 func (s *Store) record(ctx context.Context, c *Claim, r Result) error {
 	if s.bound {
-		if err := s.Complete(ctx, c, r); err != nil {
-			return s.notRecorded(c, err)
-		}
-		return nil
+		return s.Complete(ctx, c, r) // nothing is done before the commit
 	}
 	ctx = context.WithoutCancel(ctx)
 	// Even with a lease that is over it is worth a try: good work is not thrown
 	// away if nobody has taken over.
 	giveUp := time.Now().Add(max(c.leaseLeft(), detachedFor))
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
-		try, cancel := context.WithDeadline(ctx, giveUp)
+		try, cancel := tryWithin(ctx, time.Until(giveUp))
 		err := s.Complete(try, c, r)
 		cancel()
 		if err == nil {
@@ -143,7 +157,14 @@ func (s *Store) record(ctx context.Context, c *Claim, r Result) error {
 }
 
 func (s *Store) notRecorded(c *Claim, err error) error {
-	return s.fail("do", c.Key, Record{}, fmt.Errorf("%w: %w", ErrNotRecorded, err))
+	why := err.(*Error)
+	return s.fail("do", c.Key, why.Record, fmt.Errorf("%w: %w", ErrNotRecorded, why.Err))
+}
+
+// tryWithin returns a context for one of several tries within the time that is
+// left. An answer that never comes must not use up all of it.
+func tryWithin(ctx context.Context, left time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, max(left/2, min(left, time.Second)))
 }
 
 // heartbeat extends the claim until stop is called, and cancels the work when
@@ -177,7 +198,7 @@ func (s *Store) heartbeat(ctx context.Context, c *Claim, cancel context.CancelCa
 func (s *Store) keepExtending(ctx context.Context, c *Claim, ranOut *time.Timer) error {
 	interval := s.opts.Lease / 3
 	begun := time.Now()
-	next := interval
+	next := min(interval, c.leaseLeft()/2) // the claim's answer may have taken its time
 	for {
 		t := time.NewTimer(next)
 		select {
@@ -189,14 +210,19 @@ func (s *Store) keepExtending(ctx context.Context, c *Claim, ranOut *time.Timer)
 		if time.Since(begun) >= s.opts.MaxHold {
 			return nil // ranOut does the rest
 		}
-		// An answer that comes after the lease has run out is of no use.
-		try, cancel := context.WithTimeout(ctx, max(c.leaseLeft(), interval))
+		// Even with a lease that is over: nobody may have taken over yet.
+		try, cancel := tryWithin(ctx, max(c.leaseLeft(), interval))
 		err := s.Extend(try, c)
 		cancel()
-		switch {
+		switch refused, _ := err.(*Error); {
 		case err == nil:
 			ranOut.Reset(c.leaseLeft())
 			next = interval
+		case refused.Record.Status == Completed && refused.Record.attemptID() == c.id:
+			// fn has completed its claim itself, in a transaction of its own or
+			// through another copy, and is not done yet.
+			ranOut.Stop()
+			return nil
 		case errors.Is(err, ErrLost):
 			return err
 		default:

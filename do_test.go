@@ -364,3 +364,19 @@ func TestFL4_FailClosed(t *testing.T) {
 		})
 	}
 }
+
+func TestNoFunctionIsBadInput(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, nil, nil)
+	_, do := s.Do(ctx, "k", payloadA, nil)
+	_, call := idem.Call[int, int](ctx, s, "k", 1, nil)
+	_, tx := s.DoTx(ctx, "k", payloadA, func(ctx context.Context, body idem.TxBody) error { return body(ctx, memory.New(), nil) })
+	for _, err := range []error{do, call, tx} {
+		if !errors.Is(err, idem.ErrOptions) {
+			t.Errorf("%v", err)
+		}
+	}
+	if r := lookup(t, s, "k"); r.Status != 0 {
+		t.Errorf("written: %+v", r)
+	}
+}

@@ -131,9 +131,6 @@ func (s *Store) Extend(ctx context.Context, c *Claim) error {
 // know BEFORE the effect, such as the key that another system is about to be
 // called with. The note is at most Options.MaxResult bytes, else ErrOptions.
 func (s *Store) Checkpoint(ctx context.Context, c *Claim, note []byte) error {
-	if len(note) > s.opts.MaxResult {
-		return s.fail("checkpoint", keyOf(c), Record{}, fmt.Errorf("%w: the checkpoint has %d bytes, Options.MaxResult is %d", ErrOptions, len(note), s.opts.MaxResult))
-	}
 	note = cloneBytes(note)
 	return s.renew(ctx, "checkpoint", c, &note)
 }
@@ -145,6 +142,9 @@ func (s *Store) renew(ctx context.Context, op string, c *Claim, note *[]byte) er
 		}
 		now.Lease, now.TTL = s.opts.Lease, s.claimTTL()
 		if note != nil {
+			if len(*note) > s.opts.MaxResult {
+				return Record{}, fmt.Errorf("%w: the checkpoint has %d bytes, Options.MaxResult is %d", ErrOptions, len(*note), s.opts.MaxResult)
+			}
 			now.Checkpoint = *note
 		}
 		return now, nil

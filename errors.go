@@ -143,12 +143,14 @@ func round(d time.Duration) time.Duration {
 
 // NoEffect marks err as one that left no effect behind. A function run by Do
 // returns it to say that nothing happened: the key is free at once and a
-// corrected retry may use another payload. A [Backend] returns it to say that a
+// corrected retry may use another payload. (In a takeover it speaks for its own
+// attempt only, and the key stays open.) A [Backend] returns it to say that a
 // write surely has not been and will not be applied.
 //
 // Any other error means that what happened is unknown. Use NoEffect only where
 // it is certain that no effect took place: before the first call to another
-// system, or after a rolled-back transaction.
+// system, or after a rolled-back transaction. An error that joins several is one
+// without effect if all of them are.
 func NoEffect(err error) error {
 	if err == nil {
 		err = errors.New("nothing happened")
@@ -169,7 +171,7 @@ type unmarked struct{ err error }
 func (e *unmarked) Error() string { return e.err.Error() }
 func (e *unmarked) Unwrap() error { return e.err }
 
-// hasNoEffect reports whether err, or one of the errors it wraps, is marked by
+// hasNoEffect reports whether err, or the error that it wraps, is marked by
 // NoEffect, without looking into the errors of an operation inside this one.
 func hasNoEffect(err error) bool {
 	switch e := err.(type) {
@@ -180,11 +182,13 @@ func hasNoEffect(err error) bool {
 	case interface{ Unwrap() error }:
 		return hasNoEffect(e.Unwrap())
 	case interface{ Unwrap() []error }:
-		for _, err := range e.Unwrap() {
-			if hasNoEffect(err) {
-				return true
+		several := e.Unwrap()
+		for _, err := range several {
+			if !hasNoEffect(err) {
+				return false
 			}
 		}
+		return len(several) > 0
 	}
 	return false
 }
@@ -227,11 +231,13 @@ func notAsked(ctx context.Context) error {
 	return classify(fmt.Errorf("it was not asked: %w", contextError(ctx)))
 }
 
-// contextError returns why ctx is done, the cause included.
+// contextError returns why ctx is done. The cause is in the text only: it can be
+// the error of another operation, as in an errgroup, and what became of one key
+// must not be taken for the answer of another.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
-	if err == nil || cause == nil || errors.Is(err, cause) || errors.Is(cause, err) {
-		return cause
+	if err == nil || errors.Is(cause, err) {
+		return err
 	}
-	return fmt.Errorf("%w: %w", err, cause)
+	return fmt.Errorf("%w (%s)", err, cause.Error())
 }

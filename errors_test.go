@@ -3,6 +3,7 @@ package idem_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,5 +110,26 @@ func TestStatusAndPolicyStrings(t *testing.T) {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// Error.Record has the result that stands, also in the error of Do, which is the
+// one that a program sees.
+func TestErrorOfDoTellsWhatIsStored(t *testing.T) {
+	s := open(t, nil, nil)
+	_, err := s.Do(context.Background(), "k", payloadA, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+		if err := s.Complete(ctx, c, result2); err != nil {
+			t.Error(err)
+		}
+		return result1, nil
+	})
+	if !errors.Is(err, idem.ErrCompleted) || !errors.Is(err, idem.ErrNotRecorded) {
+		t.Fatal(err)
+	}
+	if strings.Contains(err.Error(), "attempt 0") {
+		t.Errorf("there is no attempt 0: %v", err)
+	}
+	if e, ok := errors.AsType[*idem.Error](err); !ok || !e.Record.Result.Equal(result2) {
+		t.Errorf("Error.Record has %+v", e.Record)
 	}
 }

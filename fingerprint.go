@@ -62,85 +62,85 @@ func FingerprintJSON(doc []byte) (Fingerprint, error) {
 	}
 	dec := json.NewDecoder(bytes.NewReader(doc))
 	dec.UseNumber()
-	canonical, err := appendCanonical(nil, dec)
+	f, err := fingerprintValue(dec)
 	if err != nil {
 		return Fingerprint{}, fmt.Errorf("idem: fingerprint: %w", err)
 	}
-	return FingerprintOf([]byte("json"), canonical), nil
+	return f, nil
 }
 
-// appendCanonical reads one value and appends it in a form of our own: a letter
-// for the kind, then the length-prefixed content, members sorted by name.
-func appendCanonical(b []byte, dec *json.Decoder) ([]byte, error) {
+// fingerprintValue reads one value and returns its fingerprint: that of a letter
+// for its kind and its text, of the fingerprints of its elements in order, or of
+// its members' names and fingerprints, sorted by name. Hashing each value once,
+// and not copying it level by level, keeps the cost to the size of the document.
+func fingerprintValue(dec *json.Decoder) (Fingerprint, error) {
 	t, err := dec.Token()
 	if err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		return nil, err
+		return Fingerprint{}, err
 	}
 	switch v := t.(type) {
 	case nil:
-		return append(b, 'z'), nil
+		return FingerprintOf([]byte("null")), nil
 	case bool:
-		return strconv.AppendBool(append(b, 'b'), v), nil
+		return FingerprintOf([]byte("bool"), strconv.AppendBool(nil, v)), nil
 	case json.Number:
-		return appendText(append(b, 'n'), v.String()), nil
+		return FingerprintOf([]byte("number"), []byte(v)), nil
 	case string:
-		return appendText(append(b, 's'), v), nil
+		return FingerprintOf([]byte("string"), []byte(v)), nil
 	case json.Delim:
 		if v == '[' {
-			return appendArray(append(b, '['), dec)
+			return fingerprintArray(dec)
 		}
-		return appendObject(append(b, '{'), dec)
+		return fingerprintObject(dec)
 	}
-	return nil, fmt.Errorf("unexpected token %v", t)
+	return Fingerprint{}, fmt.Errorf("unexpected token %v", t)
 }
 
-func appendArray(b []byte, dec *json.Decoder) (_ []byte, err error) {
+func fingerprintArray(dec *json.Decoder) (Fingerprint, error) {
+	var elements []byte
 	for dec.More() {
-		if b, err = appendCanonical(b, dec); err != nil {
-			return nil, err
+		f, err := fingerprintValue(dec)
+		if err != nil {
+			return Fingerprint{}, err
 		}
+		elements = append(elements, f[:]...)
 	}
-	_, err = dec.Token() // the closing bracket
-	return append(b, ']'), err
+	_, err := dec.Token() // the closing bracket
+	return FingerprintOf([]byte("array"), elements), err
 }
 
-func appendObject(b []byte, dec *json.Decoder) ([]byte, error) {
+func fingerprintObject(dec *json.Decoder) (Fingerprint, error) {
 	type member struct {
 		name  string
-		value []byte
+		value Fingerprint
 	}
 	var members []member
 	for dec.More() {
 		name, err := dec.Token()
 		if err != nil {
-			return nil, err
+			return Fingerprint{}, err
 		}
-		value, err := appendCanonical(nil, dec)
+		value, err := fingerprintValue(dec)
 		if err != nil {
-			return nil, err
+			return Fingerprint{}, err
 		}
 		members = append(members, member{name.(string), value})
 	}
 	if _, err := dec.Token(); err != nil { // the closing brace
-		return nil, err
+		return Fingerprint{}, err
 	}
 	slices.SortFunc(members, func(x, y member) int { return strings.Compare(x.name, y.name) })
+	parts := [][]byte{[]byte("object")}
 	for i, m := range members {
 		if i > 0 && members[i-1].name == m.name {
-			return nil, fmt.Errorf("the name %q stands twice in one object", m.name)
+			return Fingerprint{}, fmt.Errorf("the name %q stands twice in one object", m.name)
 		}
-		b = appendText(b, m.name)
-		b = append(b, m.value...)
+		parts = append(parts, []byte(m.name), m.value[:])
 	}
-	return append(b, '}'), nil
-}
-
-func appendText(b []byte, s string) []byte {
-	b = binary.AppendUvarint(b, uint64(len(s)))
-	return append(b, s...)
+	return FingerprintOf(parts...), nil
 }
 
 // checkSurrogates refuses escapes that are half of a surrogate pair. The

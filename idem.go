@@ -197,7 +197,6 @@ type Store struct {
 	scope   string // the levels joined by separator
 	err     error  // of a bad scope; every operation returns it
 	bound   bool   // to a transaction: see With
-	waits   *waits
 }
 
 // New returns a Store on b. Options that are out of range give an error that is
@@ -213,7 +212,7 @@ func New(b Backend, opts *Options) (*Store, error) {
 	if err != nil {
 		return nil, &Error{Op: "new", Err: err}
 	}
-	s := &Store{backend: b, opts: o, waits: newWaits()}
+	s := &Store{backend: b, opts: o}
 	if o.Scope != "" {
 		if s = s.Scoped(o.Scope); s.err != nil {
 			return nil, &Error{Op: "new", Err: fmt.Errorf("%w: %w", ErrOptions, s.err)}
@@ -261,9 +260,13 @@ func (s *Store) With(b Backend) *Store {
 //     under Hold if an attempt ended without a known outcome; [ErrKey]; or that
 //     the storage failed, and the operation must not run.
 //
-// A caller that is refused has written nothing. If the storage does not answer,
-// Begin repeats the same claim for up to 3 s, as long as ctx lives, and then
-// tries to give it back, so that nobody is locked out by his own lost claim.
+// A caller that is refused has written nothing. If the storage fails without
+// saying whether it has stored the claim, Begin repeats the same claim for up to
+// 3 s, as long as ctx lives, and then tries to give it back, so that nobody is
+// locked out by his own lost claim. A storage that does not answer at all is
+// waited for until ctx is done.
+//
+// The claim's lease has begun when Begin was called, not when it returned.
 func (s *Store) Begin(ctx context.Context, key string, fp Fingerprint) (*Claim, *Record, error) {
 	start := time.Now()
 	c, done, err := s.begin(ctx, key, fp)
@@ -343,7 +346,7 @@ func (s *Store) claimRecord(c *Claim, present Record, fp Fingerprint) Record {
 	c.frees = !c.Takeover
 	c.Attempt, c.Fence, c.Fingerprint = c.last.Attempt, c.last.Fence, fp
 	c.Checkpoint = cloneBytes(c.last.Checkpoint)
-	c.leasedAt = time.Now()
+	c.leasedAt = time.Now() // before the first packet: that may be the one that counts
 	return c.last
 }
 
@@ -365,7 +368,6 @@ func (s *Store) swapClaim(ctx context.Context, c *Claim, present, claim Record) 
 	giveUp := time.Now().Add(repeatFor)
 	unsure := false
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
-		c.leasedAt = time.Now()
 		got, err := s.swap(ctx, c.stored, present.Token, claim)
 		if err == nil {
 			return got, nil
@@ -394,9 +396,9 @@ func (s *Store) giveBack(ctx context.Context, c *Claim, present, claim Record) {
 	end := s.endOfRelease(c, claim)
 	end.Token = newToken(c.id)
 	got, err := s.swap(ctx, c.stored, claim.Token, end)
-	if err == nil && end.Status == Released && got.Token == present.Token {
-		// The claim has not arrived and may be on its way. A record of our own
-		// in its place makes it come too late.
+	if err == nil && got.Token == present.Token {
+		// The claim has not arrived and may be on its way. What it would have
+		// ended as, in its place already, makes it come too late.
 		_, _ = s.swap(ctx, c.stored, present.Token, end)
 	}
 }
@@ -407,7 +409,8 @@ func (s *Store) swap(ctx context.Context, stored, old string, new Record) (Recor
 	if ctx.Err() != nil {
 		return Record{}, NoEffect(notAsked(ctx))
 	}
-	return s.backend.Swap(ctx, stored, old, new)
+	r, err := s.backend.Swap(ctx, stored, old, new)
+	return r.normal(), err
 }
 
 // Lookup returns the record under key, whatever its state, or the zero Record
@@ -431,7 +434,7 @@ func (s *Store) get(ctx context.Context, op, key string) (Record, error) {
 	if err != nil {
 		return Record{}, s.fail(op, key, Record{}, classify(err))
 	}
-	return r, nil
+	return r.normal(), nil
 }
 
 // stored returns the key under which the backend keeps key, or what is wrong

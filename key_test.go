@@ -5,29 +5,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
+	"github.com/idem-go/idem/internal/testenv"
 )
-
-// random returns a source that a failed run can be repeated with.
-func random(t *testing.T) *rand.Rand {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("IDEM_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatalf("IDEM_SEED: %v", err)
-		}
-	}
-	t.Logf("IDEM_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 func randomHex(r *rand.Rand, n int) string {
 	b := make([]byte, (n+1)/2)
@@ -39,7 +24,7 @@ func randomHex(r *rand.Rand, n int) string {
 
 // KF-6, PE-8: one limit for all backends, checked before the storage is asked.
 func TestKF6_Keys(t *testing.T) {
-	r := random(t)
+	r := testenv.Rand(t)
 	tests := []struct {
 		key  string
 		want string // in the error; "" = accepted
@@ -83,7 +68,7 @@ func TestKF6_Keys(t *testing.T) {
 			}
 			_, lookup := s.Lookup(ctx, tt.key)
 			_, reclaim := s.Reclaim(ctx, tt.key, 1)
-			_, do := s.Do(ctx, tt.key, payloadA, nil)
+			_, do := s.Do(ctx, tt.key, payloadA, succeed)
 			_, call := idem.Call(ctx, s, tt.key, 1, func(context.Context, int) (int, error) { return 0, nil })
 			for _, err := range []error{lookup, reclaim, do, call, s.Wait(ctx, tt.key), s.Forget(ctx, tt.key, 1), s.Resolve(ctx, tt.key, 1, result1)} {
 				if !errors.Is(err, idem.ErrKey) {
@@ -126,7 +111,7 @@ func TestScopes(t *testing.T) {
 // KF-5 (c), reliability row 32: scopes and keys are joined so that no two pairs
 // meet. A small alphabet finds what long random names never would.
 func TestKF5_ScopesNeverMeet(t *testing.T) {
-	r := random(t)
+	r := testenv.Rand(t)
 	b := memory.New()
 	s := open(t, b, nil)
 	pieces := []string{"a", ":", "b", "/", " ", "a:", ":a", "\u241f", "ab"}

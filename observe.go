@@ -2,6 +2,7 @@ package idem
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -31,6 +32,9 @@ func (s *Store) observe(ctx context.Context, op, key string, start time.Time, c 
 	if found != nil {
 		e.Attempt = found.Attempt
 		e.Replayed = found.Status == Completed && (op == "begin" || op == "do")
+	}
+	if refused, ok := errors.AsType[*Error](err); ok && e.Attempt == 0 {
+		e.Attempt = refused.Record.Attempt
 	}
 	if c != nil {
 		e.Attempt, e.Takeover = c.Attempt, c.Takeover

@@ -95,6 +95,21 @@ func (r Record) Clone() Record {
 	return r
 }
 
+// normal returns r with nil for what is empty, so that no caller sees a
+// difference between two backends.
+func (r Record) normal() Record {
+	if len(r.Result.Body) == 0 {
+		r.Result.Body = nil
+	}
+	if len(r.Result.Meta) == 0 {
+		r.Result.Meta = nil
+	}
+	if len(r.Checkpoint) == 0 {
+		r.Checkpoint = nil
+	}
+	return r
+}
+
 // attemptID returns the part of the token that all writes of one attempt share.
 func (r Record) attemptID() string {
 	id, _, _ := strings.Cut(r.Token, ".")

@@ -103,11 +103,14 @@ type txRun struct {
 }
 
 func (r *txRun) body(ctx context.Context, b Backend, fn func(context.Context, *Claim) (Result, error)) error {
+	if fn == nil {
+		return r.store.fail("do", r.key, Record{}, errNoFunction)
+	}
 	bound := r.store.With(b)
 	claim, done, err := bound.Begin(ctx, r.key, r.fp)
 	if err != nil {
-		if errors.Is(err, ErrInProgress) {
-			r.busy, _ = errors.AsType[*Error](err)
+		if refused, ok := err.(*Error); ok && refused.Err == ErrInProgress {
+			r.busy = refused
 		}
 		return err
 	}

@@ -35,7 +35,7 @@ func (tx *fakeTx) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	}
 	tx.own[key] = new
 	tx.swaps = append(tx.swaps, func() error {
-		got, err := tx.Backend.Swap(ctx, key, old, new)
+		got, err := tx.Backend.Swap(context.WithoutCancel(ctx), key, old, new)
 		if err == nil && got.Token != new.Token {
 			err = fmt.Errorf("%w: a concurrent transaction was first", idem.ErrRetryTx)
 		}
@@ -259,5 +259,64 @@ func TestDoTxAsksAfterAnUnknownCommit(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	})
+}
+
+// What is recognised as this call's own after an unknown commit, and what is not.
+func TestDoTxTellsItsOwnCommitFromOthers(t *testing.T) {
+	t.Run("applied after it was asked for", func(t *testing.T) {
+		b := memory.New()
+		s := open(t, b, nil)
+		var rows atomic.Int64
+		var late func() error
+		runs := 0
+		out, err := s.DoTx(context.Background(), "k", payloadA, func(ctx context.Context, body idem.TxBody) error {
+			if runs++; runs == 2 {
+				if err := late(); err != nil {
+					t.Error(err)
+				}
+			}
+			return transacting(b, &rows, succeed, func(apply func() error) error {
+				if runs == 1 {
+					late = apply
+					return errBroken
+				}
+				return apply()
+			})(ctx, body)
+		})
+		if err != nil || out.Replayed || !out.Result.Equal(result1) || rows.Load() != 1 {
+			t.Errorf("%+v, %v, %d rows; want its own result", out, err, rows.Load())
+		}
+	})
+	t.Run("another attempt was first", func(t *testing.T) {
+		b := memory.New()
+		s := open(t, b, nil)
+		out, err := s.DoTx(context.Background(), "k", payloadA, transacting(b, new(atomic.Int64), succeed, func(func() error) error {
+			if lookup(t, s, "k").Status != 0 {
+				return nil
+			}
+			if err := s.Complete(context.Background(), begin(t, s, "k", payloadA), result2); err != nil {
+				t.Error(err)
+			}
+			return errBroken
+		}))
+		if err != nil || !out.Replayed || !out.Result.Equal(result2) {
+			t.Errorf("%+v, %v; want the other attempt's result", out, err)
+		}
+	})
+	t.Run("the caller hangs up during the commit", func(t *testing.T) {
+		b := memory.New()
+		s := open(t, b, nil)
+		ctx, hangUp := context.WithCancel(context.Background())
+		out, err := s.DoTx(ctx, "k", payloadA, transacting(b, new(atomic.Int64), succeed, func(apply func() error) error {
+			hangUp()
+			if err := apply(); err != nil {
+				t.Error(err)
+			}
+			return errBroken
+		}))
+		if err != nil || !out.Result.Equal(result1) {
+			t.Errorf("%+v, %v; want to be told that it was applied", out, err)
+		}
 	})
 }

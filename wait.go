@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 )
@@ -39,7 +40,7 @@ func (s *Store) await(ctx context.Context, op, key string, present Record) (Reco
 	if s.opts.NoWait || s.bound {
 		return present, s.fail(op, key, present, ErrInProgress)
 	}
-	after, err := s.waits.await(ctx, s.backend, storedKey(s.scope, key), present)
+	after, err := s.awaitShared(ctx, storedKey(s.scope, key), present)
 	if err == nil {
 		return after, nil
 	}
@@ -49,15 +50,17 @@ func (s *Store) await(ctx context.Context, op, key string, present Record) (Reco
 	return present, s.fail(op, key, present, err)
 }
 
-// waits has what this Store, and all that were made from it, wait for: one
-// watcher per key, however many wait.
-type waits struct {
-	mu    sync.Mutex
-	byKey map[string]*wait
-}
+// waits has what this process waits for: one watcher per key and storage, however
+// many wait and through however many Stores. An entry is there as long as
+// somebody waits.
+var waits = struct {
+	sync.Mutex
+	byKey map[waitKey]*wait
+}{byKey: make(map[waitKey]*wait)}
 
-func newWaits() *waits {
-	return &waits{byKey: make(map[string]*wait)}
+type waitKey struct {
+	owner  any // the Backend; the Store if Backends of that type cannot be compared
+	stored string
 }
 
 // A wait is the common wait for one running attempt.
@@ -69,54 +72,49 @@ type wait struct {
 	err     error
 }
 
-func (ws *waits) await(ctx context.Context, b Backend, stored string, present Record) (Record, error) {
-	ws.mu.Lock()
-	w := ws.byKey[stored]
+func (s *Store) awaitShared(ctx context.Context, stored string, present Record) (Record, error) {
+	key := waitKey{s.backend, stored}
+	if !reflect.ValueOf(s.backend).Comparable() {
+		key.owner = s
+	}
+	waits.Lock()
+	w := waits.byKey[key]
 	if w == nil {
 		w = &wait{done: make(chan struct{})}
 		var watching context.Context
 		watching, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
-		ws.byKey[stored] = w
+		waits.byKey[key] = w
 		go func() {
-			defer w.cancel()
-			w.after, w.err = watch(watching, b, stored, present)
-			ws.forget(stored, w)
+			w.after, w.err = watch(watching, s.backend, stored, present)
+			w.cancel()
+			waits.Lock()
+			key.drop(w)
+			waits.Unlock()
 			close(w.done)
 		}()
 	}
 	w.waiting++
-	ws.mu.Unlock()
+	waits.Unlock()
 
 	select {
 	case <-w.done:
 		return w.after.Clone(), w.err
 	case <-ctx.Done():
-		ws.leave(stored, w)
-		return Record{}, ctx.Err()
 	}
-}
-
-// leave takes a caller off a wait. With the last one it ends, and whoever comes
-// next begins another.
-func (ws *waits) leave(stored string, w *wait) {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	if w.waiting--; w.waiting == 0 {
+	waits.Lock()
+	defer waits.Unlock()
+	if w.waiting--; w.waiting == 0 { // whoever comes next begins another
 		w.cancel()
-		ws.remove(stored, w)
+		key.drop(w)
 	}
+	return Record{}, ctx.Err()
 }
 
-// forget takes off a wait that has its answer.
-func (ws *waits) forget(stored string, w *wait) {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	ws.remove(stored, w)
-}
-
-func (ws *waits) remove(stored string, w *wait) {
-	if ws.byKey[stored] == w {
-		delete(ws.byKey, stored)
+// drop takes w off the list, unless another wait has taken its place. The caller
+// holds the lock.
+func (k waitKey) drop(w *wait) {
+	if waits.byKey[k] == w {
+		delete(waits.byKey, k)
 	}
 }
 
@@ -126,7 +124,7 @@ func watch(ctx context.Context, b Backend, stored string, present Record) (Recor
 	watcher, _ := b.(Watcher)
 	var failing time.Time
 	for delay := firstPoll; present.LeaseLeft() > 0; {
-		told := watcher != nil && watchOnce(ctx, watcher, stored, present)
+		told := failing.IsZero() && watcher != nil && watchOnce(ctx, watcher, stored, present)
 		if !told {
 			// A lease that is nearly over is waited for, not polled for.
 			pause(ctx, min(delay, present.LeaseLeft()+time.Millisecond))
@@ -141,7 +139,7 @@ func watch(ctx context.Context, b Backend, stored string, present Record) (Recor
 			if told && got.Token == present.Token {
 				watcher = nil // it returned early; ask in intervals from now on
 			}
-			present, failing = got, time.Time{}
+			present, failing = got.normal(), time.Time{}
 		case failing.IsZero():
 			failing = time.Now()
 		case time.Since(failing) > repeatFor:

@@ -78,7 +78,7 @@ func testContextDoneUnchanged(e *env) {
 	e.clock.pass(2 * time.Hour)
 	for ctx := range e.doneContexts() {
 		for what, call := range e.calls("absent", "k", r.Token) {
-			e.promptly(what+" with a context that is done", func() { call(ctx) })
+			e.promptly(what+" with a context that is done", func() { _ = call(ctx) })
 		}
 	}
 	e.wantAge("k", stored, r)

@@ -195,8 +195,8 @@ func spoil(r idem.Record) {
 }
 
 func testSharesIn(e *env) {
-	want, given := full(idem.Completed), idem.Record{}
-	given = copyRecord(want)
+	want := full(idem.Completed)
+	given := copyRecord(want)
 	e.swap(e.b, "k", "", given)
 	spoil(given)
 	e.wantStored("k", want)

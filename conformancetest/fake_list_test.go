@@ -97,6 +97,8 @@ func (h *handle) Watch(ctx context.Context, key, token string) error {
 		}
 		select {
 		case <-changed:
+		case <-h.closed:
+			return nil
 		case <-ctx.Done():
 			if h.is("hides the context's end") {
 				return errors.New("fake: interrupted")

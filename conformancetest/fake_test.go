@@ -29,6 +29,7 @@ type storage struct {
 	optimistic bool
 
 	writer chan struct{} // holds the right to write
+	closed chan struct{} // at the end of the test
 	began  time.Time
 
 	mu      sync.Mutex
@@ -63,7 +64,7 @@ type tx struct {
 
 func newStorage(f fault) *storage {
 	return &storage{
-		fault: f, writer: make(chan struct{}, 1), began: time.Now(),
+		fault: f, writer: make(chan struct{}, 1), closed: make(chan struct{}), began: time.Now(),
 		records: make(map[string]entry), changed: make(chan struct{}),
 	}
 }
@@ -73,8 +74,9 @@ func (s *storage) is(fs ...fault) bool { return slices.Contains(fs, s.fault) }
 // harness returns a Harness with everything, whose storages have the fault.
 func harness(f fault, options ...func(*storage)) Harness {
 	return Harness{
-		New: func(testing.TB) idem.Backend {
+		New: func(t testing.TB) idem.Backend {
 			s := newStorage(f)
+			t.Cleanup(func() { close(s.closed) })
 			for _, set := range options {
 				set(s)
 			}
@@ -156,7 +158,7 @@ func (h *handle) live(key string) idem.Record {
 	key = h.key(key)
 	e, ok := h.records[key]
 	if h.tx != nil {
-		if own, written := h.tx.written[key]; written {
+		if own, written := h.tx.written[key]; written && !h.is("hides a transaction's own Swaps") {
 			e, ok = own, true
 		}
 	}
@@ -269,9 +271,7 @@ func (h *handle) Swap(ctx context.Context, key, old string, r idem.Record) (idem
 	defer h.mu.Unlock()
 	present := h.live(key)
 	if h.is("looks first and writes later") {
-		h.mu.Unlock()
-		runtime.Gosched()
-		h.mu.Lock()
+		h.others()
 	}
 	if h.tx != nil {
 		h.tx.note(h.key(key), present.Token)
@@ -305,6 +305,15 @@ func (h *handle) Swap(ctx context.Context, key, old string, r idem.Record) (idem
 		return h.live(key), nil
 	}
 	return copyRecord(h.live(key)), nil
+}
+
+// others lets others have the storage in the middle of a call.
+func (h *handle) others() {
+	h.mu.Unlock()
+	for range 20 {
+		runtime.Gosched()
+	}
+	h.mu.Lock()
 }
 
 // refused is what a Swap comes to that does not swap.
@@ -371,6 +380,12 @@ func (h *handle) write(key string, present, r idem.Record) {
 			r.Fingerprint = idem.Fingerprint{}
 		}
 	}
+	if h.is("forgets the checkpoint") {
+		r.Checkpoint = nil
+	}
+	if h.is("loses claims") && h.writes%10 == 9 {
+		maps.DeleteFunc(h.records, func(other string, _ entry) bool { return other == "k3" })
+	}
 	if h.is("loses results") && r.Status == idem.Completed {
 		r.Result = idem.Result{}
 	}
@@ -405,7 +420,7 @@ func (h *handle) Sweep(ctx context.Context, limit int) (int, error) {
 	case h.is("takes no limit for no end") && limit < 1, h.is("sweeps without a limit"):
 		limit = 1 << 30
 	case h.is("sweeps in a batch only"):
-		limit = min(limit, 100)
+		limit = min(limit, 50)
 	}
 	var due []string
 	for key, e := range h.records {
@@ -420,9 +435,7 @@ func (h *handle) Sweep(ctx context.Context, limit int) (int, error) {
 	if h.is("sweeps what was expired before") {
 		unlock()
 		unlock = func() {}
-		h.mu.Unlock()
-		runtime.Gosched()
-		h.mu.Lock()
+		h.others()
 	}
 	for _, key := range due {
 		delete(h.records, key)

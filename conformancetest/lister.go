@@ -56,7 +56,7 @@ func (e *env) page(l idem.Lister, q idem.Query) ([]idem.Entry, string) {
 // list lists to the end.
 func (e *env) list(l idem.Lister, q idem.Query) (all []idem.Entry) {
 	e.t.Helper()
-	for range 50_000 {
+	for range 10_000 {
 		entries, next := e.page(l, q)
 		all = append(all, entries...)
 		if next == "" {

@@ -32,13 +32,14 @@ type modelEntry struct {
 }
 
 func testModel(e *env) {
+	rnd := e.random()
 	for range rounds(4) {
 		m := &model{
-			e: e, b: e.handles(2), rnd: e.random(),
+			e: e, b: e.handles(2), rnd: rnd,
 			records: make(map[string]modelEntry), tokens: make(map[string][]string),
 		}
 		prefix := fmt.Sprintf("model-%x-", m.rnd.Uint32())
-		for range rounds(400) {
+		for range rounds(250) {
 			m.step(prefix + string(rune('a'+m.rnd.IntN(6))))
 			if m.flawed {
 				return

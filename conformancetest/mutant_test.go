@@ -16,34 +16,37 @@ var mutants = []struct {
 	caughtBy string // cases, separated by blanks; each has to fail
 	options  []func(*storage)
 }{
-	{fault: "looks first and writes later", caughtBy: "Backend/ConcurrentCreate Backend/ConcurrentReplace Backend/PeerCreate", options: options(optimistic)},
-	{fault: "ignores the old token", caughtBy: "Backend/ReplaceConflict Model/Random"},
-	{fault: "overwrites", caughtBy: "Backend/CreateConflict Backend/ConcurrentCreate"},
+	{fault: "looks first and writes later", caughtBy: "Backend/ConcurrentCreate Backend/ConcurrentReplace Backend/PeerCreate Store/CL-1/ManyCallers", options: options(optimistic)},
+	{fault: "ignores the old token", caughtBy: "Backend/ReplaceConflict Model/Random Store/LS-3/StaleHolder"},
+	{fault: "overwrites", caughtBy: "Backend/CreateConflict Backend/ConcurrentCreate Store/CL-3/FinishedStays Store/PE-9/InFlight"},
 	{fault: "creates with any token", caughtBy: "Backend/ReplaceAbsent Backend/ExpiredReplace"},
-	{fault: "refuses a repeated Swap", caughtBy: "Backend/Repeat Model/Random"},
+	{fault: "refuses a repeated Swap", caughtBy: "Backend/Repeat Model/Random Store/PE-5/ClaimReplyLost"},
 	{fault: "writes a repeated Swap again", caughtBy: "Backend/RepeatLate"},
 	{fault: "returns new though it did not swap", caughtBy: "Backend/Returns Backend/ConcurrentCreate"},
 	{fault: "returns the record before", caughtBy: "Backend/Returns"},
-	{fault: "touches the record in the way", caughtBy: "Backend/RefusedSwap Backend/Reading"},
+	{fault: "touches the record in the way", caughtBy: "Backend/RefusedSwap Backend/Reading Store/LS-1/CrashAndTakeover"},
 	{fault: "writes a refused Swap", caughtBy: "Backend/RefusedSwapWrites"},
 	{fault: "keeps what new leaves out", caughtBy: "Backend/Whole"},
 	{fault: "merges meta", caughtBy: "Backend/Whole"},
 	{fault: "keeps what has expired", caughtBy: "Backend/WholeAfterExpiry"},
 
 	{fault: "fails for what is absent", caughtBy: "Backend/Absent"},
-	{fault: "fails on a conflict", caughtBy: "Backend/Absent"},
-	{fault: "drops binary meta", caughtBy: "Backend/RoundTrip Backend/RoundTripRandom"},
+	{fault: "fails on a conflict", caughtBy: "Backend/Absent Store/OP-4/WaiterGivesUp"},
+	{fault: "drops binary meta", caughtBy: "Backend/RoundTrip Backend/RoundTripRandom Store/RS-1/Results"},
 	{fault: "drops empty results", caughtBy: "Backend/RoundTrip"},
 	{fault: "stores floats", caughtBy: "Backend/RoundTrip"},
 	{fault: "stores milliseconds", caughtBy: "Backend/RoundTrip Backend/RoundTripRandom"},
-	{fault: "loses results", caughtBy: "Backend/RoundTrip Backend/Create"},
+	{fault: "loses results", caughtBy: "Backend/RoundTrip Backend/Create Store/RS-1/Results Store/Do/OneRuns"},
+	{fault: "forgets the fingerprint", caughtBy: "Store/KF-1/SamePayload Store/PE-9/InFlight"},
+	{fault: "forgets the checkpoint", caughtBy: "Store/LS-1/CrashAndTakeover Store/LS-6/Reclaim"},
+	{fault: "loses claims", caughtBy: "Store/LS-3/StaleHolder"},
 	{fault: "shares what it is given", caughtBy: "Backend/SharesIn"},
 	{fault: "shares what it returns", caughtBy: "Backend/SharesOut"},
 	{fault: "reads from a cache", caughtBy: "Backend/Peer"},
-	{fault: "folds case", caughtBy: "Backend/Keys Backend/KeyPatterns"},
+	{fault: "folds case", caughtBy: "Backend/Keys Backend/KeyPatterns Store/PE-8/HostileKeys"},
 	{fault: "trims keys", caughtBy: "Backend/Keys Backend/KeyPatterns Backend/KeyCharacters"},
 	{fault: "normalises keys", caughtBy: "Backend/Keys"},
-	{fault: "cuts keys", caughtBy: "Backend/Keys"},
+	{fault: "cuts keys", caughtBy: "Backend/Keys Store/PE-8/LongestKeys"},
 	{fault: "takes keys for patterns", caughtBy: "Backend/Keys Backend/KeyPatterns"},
 
 	{fault: "returns expired records", caughtBy: "Backend/ExpiredGet Backend/Expiry"},
@@ -52,13 +55,13 @@ var mutants = []struct {
 	{fault: "expires with the lease", caughtBy: "Backend/ExpiryNotLease"},
 	{fault: "adds up times that overflow", caughtBy: "Backend/ExpiryLong"},
 	{fault: "takes short times for no limit", caughtBy: "Backend/ExpiryShort"},
-	{fault: "counts from the first write", caughtBy: "Backend/AgeRestarts Backend/ExpiryRestarts"},
+	{fault: "counts from the first write", caughtBy: "Backend/AgeRestarts Backend/ExpiryRestarts Store/LS-4/Extend Store/RT-4/FromCompletion"},
 	{fault: "believes the caller's age", caughtBy: "Backend/AgeIgnored"},
-	{fault: "makes records younger", caughtBy: "Backend/Reading"},
+	{fault: "makes records younger", caughtBy: "Backend/Reading Store/RT-4/FromCompletion"},
 	{fault: "lets ages be negative", caughtBy: "Backend/ClockSetBack"},
 
-	{fault: "sweeps lapsed claims", caughtBy: "Backend/SweepLive Backend/ExpiryNotLease"},
-	{fault: "sweeps what was expired before", caughtBy: "Backend/SweepRace"},
+	{fault: "sweeps lapsed claims", caughtBy: "Backend/SweepLive Backend/ExpiryNotLease Store/RT-1/SweepBesideClaims Store/LS-6/Hold"},
+	{fault: "sweeps what was expired before", caughtBy: "Backend/SweepRace Store/PE-4/SweepBesideReclaims"},
 	{fault: "sweeps without a limit", caughtBy: "Backend/SweepLimit"},
 	{fault: "takes no limit for no end", caughtBy: "Backend/SweepNone"},
 	{fault: "counts one too many", caughtBy: "Backend/SweepCount Backend/SweepLimit"},
@@ -68,11 +71,12 @@ var mutants = []struct {
 	{fault: "ignores the context", caughtBy: "Backend/ContextDone Backend/ContextDoneUnchanged"},
 	{fault: "loses the context's error", caughtBy: "Backend/ContextDone"},
 	{fault: "writes although it was cancelled", caughtBy: "Backend/ContextDoneUnchanged"},
-	{fault: "hides a failure", caughtBy: "Backend/Broken"},
+	{fault: "hides a failure", caughtBy: "Backend/Broken Store/FL-4/StorageDown"},
 
-	{fault: "writes through transactions", caughtBy: "Tx/Rollback Tx/Commit"},
-	{fault: "breaks a transaction by a refused Swap", caughtBy: "Tx/RefusedSwap"},
-	{fault: "commits in spite of a race", caughtBy: "Tx/LostRace", options: options(optimistic)},
+	{fault: "writes through transactions", caughtBy: "Tx/Rollback Tx/Commit StoreTx/EverythingInOne StoreTx/CompleteInTx StoreTx/CompleteLost"},
+	{fault: "hides a transaction's own Swaps", caughtBy: "Tx/OwnSwaps StoreTx/EverythingInOne StoreTx/Do"},
+	{fault: "breaks a transaction by a refused Swap", caughtBy: "Tx/RefusedSwap StoreTx/KF-1/OtherPayload"},
+	{fault: "commits in spite of a race", caughtBy: "Tx/LostRace Tx/Race StoreTx/DoTx/OneRuns", options: options(optimistic)},
 
 	{fault: "skips at the page's end", caughtBy: "Lister/All"},
 	{fault: "lists one too many", caughtBy: "Lister/Limit"},
@@ -85,9 +89,9 @@ var mutants = []struct {
 	{fault: "lists any prefix", caughtBy: "Lister/Prefix"},
 	{fault: "lists prefixes of any case", caughtBy: "Lister/Prefix"},
 	{fault: "lists any status", caughtBy: "Lister/Status"},
-	{fault: "lists what is not lapsed", caughtBy: "Lister/Lapsed"},
+	{fault: "lists what is not lapsed", caughtBy: "Lister/Lapsed Store/LS-6/ListLapsed"},
 
-	{fault: "watches for ever", caughtBy: "Watcher/Change Watcher/ChangeByPeer Watcher/Many"},
+	{fault: "watches for ever", caughtBy: "Watcher/Change Watcher/ChangeByPeer Watcher/Many Store/Do/Waiters"},
 	{fault: "watches what has changed already", caughtBy: "Watcher/AtOnce"},
 	{fault: "watches without a context", caughtBy: "Watcher/ContextEnds Watcher/ContextDone"},
 	{fault: "hides the context's end", caughtBy: "Watcher/ContextEnds"},
@@ -107,7 +111,7 @@ func TestMutants(t *testing.T) {
 			h.limits = limits{whole: 4 * time.Second, prompt: 300 * time.Millisecond}
 			for _, name := range strings.Fields(m.caughtBy) {
 				c := find(t, name)
-				r := try(t, c, h)
+				r := verdict(t, c, h)
 				if !r.failed {
 					t.Errorf("%s passed on a backend that %s", name, m.fault)
 				}
@@ -147,8 +151,8 @@ func find(t *testing.T, name string) testCase {
 	return testCase{}
 }
 
-// try runs one case and returns what it reported, instead of failing.
-func try(t *testing.T, c testCase, h Harness) *recorder {
+// verdict runs one case and returns what it reported, instead of failing.
+func verdict(t *testing.T, c testCase, h Harness) *recorder {
 	t.Helper()
 	r := &recorder{TB: t}
 	done := make(chan struct{})

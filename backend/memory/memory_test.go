@@ -40,6 +40,26 @@ func TestPE12_ExpiredRecordsAreFreedByNewOnes(t *testing.T) {
 	})
 }
 
+// A record that is swept has no token any more.
+func TestSweepWakesWatchers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, b := context.Background(), New()
+		if _, err := b.Swap(ctx, "k", "", idem.Record{Token: "a.1", TTL: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		woken := make(chan error, 1)
+		go func() { woken <- b.Watch(ctx, "k", "a.1") }()
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		if n, err := b.Sweep(ctx, 10); n != 1 || err != nil {
+			t.Fatalf("Sweep = %d, %v", n, err)
+		}
+		if err := <-woken; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Watchers that give up leave nothing behind, and those that remain are woken.
 func TestWatchersThatGiveUpLeaveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

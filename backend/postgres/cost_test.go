@@ -299,7 +299,7 @@ func TestWaiting(t *testing.T) {
 		woken := make(chan time.Time, 200)
 		for range 200 {
 			all.Go(func() {
-				out, err := theirs.Do(ctx, key, payloadA, nil)
+				out, err := theirs.Do(ctx, key, payloadA, unwanted)
 				if err != nil || string(out.Result.Body) != key {
 					t.Errorf("%s: %+v, %v", name, out, err)
 				}
@@ -347,7 +347,7 @@ func TestRow37_HerdOfWaiters(t *testing.T) {
 	for range 200 {
 		all.Go(func() {
 			began.Add(1)
-			if out, err := s.Do(ctx, "k", payloadA, nil); err != nil || out.Result.Code != 5 {
+			if out, err := s.Do(ctx, "k", payloadA, unwanted); err != nil || out.Result.Code != 5 {
 				t.Errorf("%+v, %v", out, err)
 			}
 		})
@@ -366,4 +366,9 @@ func TestRow37_HerdOfWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	all.Wait()
+}
+
+// unwanted is the function of those who wait for another's result.
+func unwanted(context.Context, *idem.Claim) (idem.Result, error) {
+	return idem.Result{}, errors.New("the function ran")
 }

@@ -1,0 +1,52 @@
+# idem. `make` lists what there is.
+
+GOLANGCI_LINT_VERSION := v2.15.0
+BIN := $(CURDIR)/bin
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: ## all tests, with the race detector and in random order, and what is counted without it
+	go test -race -shuffle=on ./...
+	go test -run Allocations ./...
+
+.PHONY: short
+short: ## the tests without their long runs
+	go test -short -shuffle=on ./...
+
+.PHONY: bench
+bench: ## benchmarks of the root package and of the backends, for benchstat
+	go test -run '^$$' -bench . -benchmem . ./backend/...
+
+.PHONY: ratios
+ratios: ## bolt against the raw engine and a naive program, side by side (10 minutes, 4 GB of disk)
+	go run ./internal/ratio -backend bolt
+
+.PHONY: fuzz
+fuzz: ## 15 s for each fuzz target
+	@set -e; for pkg in $$(go list ./...); do \
+		for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+			echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime 15s $$pkg; \
+		done; \
+	done
+
+.PHONY: vet
+vet: ## go vet
+	go vet ./...
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## golangci-lint, formatting included
+	$< run
+
+$(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION):
+	GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+	mv $(BIN)/golangci-lint $@
+
+.PHONY: tidy
+tidy: ## check that go.mod and the formatting are as they should be
+	go mod tidy -diff
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

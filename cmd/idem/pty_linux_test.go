@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/idem-go/idem/internal/testenv"
+)
+
+// A screen is a pseudo terminal in which a call of idem runs.
+type screen struct {
+	t      *testing.T
+	keys   *os.File // what is typed goes in, what is shown comes out
+	p      *running
+	output strings.Builder
+}
+
+// screen starts idem in a terminal of 80 columns that it is the leader of.
+func (b *box) screen(args ...string) *screen {
+	b.t.Helper()
+	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
+	}
+	b.t.Cleanup(func() { keys.Close() })
+	raw, err := keys.SyscallConn()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var number int
+	var ioctl error
+	if err := raw.Control(func(fd uintptr) {
+		if ioctl = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); ioctl != nil {
+			return
+		}
+		number, ioctl = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+	}); err != nil || ioctl != nil {
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", errors.Join(err, ioctl))
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
+	}
+	defer tty.Close()
+	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
+		b.t.Fatal(err)
+	}
+	s := &screen{t: b.t, keys: keys, p: &running{t: b.t, cmd: b.cmd(args...)}}
+	s.p.cmd.Stdin, s.p.cmd.Stdout, s.p.cmd.Stderr = tty, tty, tty
+	s.p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := s.p.cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	return s
+}
+
+// press types keys.
+func (s *screen) press(keys string) {
+	s.t.Helper()
+	if _, err := s.keys.WriteString(keys); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// wait waits for the end, and returns the exit code and the lines on the screen.
+func (s *screen) wait() (code int, lines []string) {
+	s.t.Helper()
+	if err := s.keys.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		s.t.Fatal(err)
+	}
+	// The other end closes with the last process: EIO.
+	if _, err := io.Copy(&s.output, s.keys); err != nil && !errors.Is(err, syscall.EIO) {
+		s.t.Fatalf("the screen shows %q, then %v", s.output.String(), err)
+	}
+	_ = s.p.cmd.Wait()
+	shown := strings.ReplaceAll(s.output.String(), "\r\n", "\n")
+	return s.p.cmd.ProcessState.ExitCode(), strings.Split(strings.TrimSuffix(shown, "\n"), "\n")
+}
+
+// Ctrl-C reaches the command from the terminal; it must not get it a second
+// time from idem.
+func TestCtrlCIsDeliveredOnce(t *testing.T) {
+	t.Parallel()
+	for key, name := range map[string]string{"\x03": "interrupt", "\x1c": "quit"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBox(t)
+			got := b.gate("got")
+			b.env = append(b.env, "IDEM_TEST_CHILD=signals:terminated")
+			s := b.screen(runArgs("--key k1", testBinary(t))...)
+			if line := got.wait(); line != "ready" {
+				t.Fatal(line)
+			}
+			// Two of a signal that meet are one: the second delivery would often
+			// go unseen, but not each time.
+			const times = 50
+			for range times {
+				s.press(key)
+				if line := got.wait(); line != name {
+					t.Fatalf("the command received %q", line)
+				}
+			}
+			// idem has had its own Ctrl-C before this one, and would have passed
+			// it on.
+			s.p.signal(syscall.SIGTERM)
+			code, lines := s.wait()
+			shown := strings.Join(lines, "\n")
+			if code != 7 || !strings.Contains(shown, fmt.Sprintf("map[%s:%d terminated:1]", name, times)) {
+				t.Errorf("exit code %d, the screen shows %q", code, shown)
+			}
+		})
+	}
+}
+
+func TestTerminalTellsOfAReplay(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.idem(runArgs("--key k1", charge...)...).expect(t, 0, "charged\n")
+	code, lines := b.screen(runArgs("--key k1", charge...)...).wait()
+	if code != 0 || len(lines) != 2 || lines[0] != "charged" || !strings.Contains(lines[1], "this is a replay of attempt 1, completed ") {
+		t.Errorf("exit code %d, the screen shows %q", code, lines)
+	}
+}
+
+func TestTablesFitTheTerminal(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	long := strings.Repeat("long", 60)
+	b.fill(long)
+	for _, args := range [][]string{{"list"}, {"list", "--scope", "billing"}, {"show", "k1"}, {"show", long}, {"show", "k3", "--scope", "billing", "--body"}} {
+		code, lines := b.screen(args...).wait()
+		if code != 0 {
+			t.Errorf("%v: exit code %d", args, code)
+		}
+		for _, line := range lines {
+			fits := len([]rune(line)) <= 80 || strings.Contains(line, long) // show cuts nothing
+			if !fits || strings.Contains(line, "\t") {
+				t.Errorf("%v: this line has %d columns: %q", args, len([]rune(line)), line)
+			}
+		}
+		t.Logf("%v\n%s", args, strings.Join(lines, "\n"))
+	}
+	_, lines := b.screen("list").wait()
+	if len(lines) != 6 || strings.Join(strings.Fields(lines[0]), " ") != "KEY SCOPE STATUS TRY AGE LEASE EXPIRES CODE" {
+		t.Errorf("the list is %q", lines)
+	}
+
+	b = newBox(t)
+	b.idem(runArgs("--key k1", "true")...).expect(t, 0, "")
+	_, lines = b.screen("list").wait()
+	if len(lines) != 2 || strings.Contains(lines[0], "SCOPE") {
+		t.Errorf("without scopes the list is %q", lines)
+	}
+}
