@@ -21,20 +21,16 @@ var odd = []string{"timezone", "Asia/Kolkata", "datestyle", "German, DMY", "inte
 
 func TestConformance(t *testing.T) {
 	for name, params := range map[string][]string{
-		"Default":        nil,
-		"Exec":           {"default_query_exec_mode", "exec", "default_transaction_isolation", "read committed"},
-		"Simple":         {"default_query_exec_mode", "simple_protocol"},
-		"RepeatableRead": {"default_transaction_isolation", "repeatable read"},
-		"Serializable":   {"default_transaction_isolation", "serializable"},
+		"Default":              nil,
+		"Exec, RepeatableRead": {"default_query_exec_mode", "exec", "default_transaction_isolation", "repeatable read"},
+		"Simple, Serializable": {"default_query_exec_mode", "simple_protocol", "default_transaction_isolation", "serializable"},
+		"Serializable":         {"default_transaction_isolation", "serializable"},
 	} {
 		t.Run(name, func(t *testing.T) { conformancetest.Run(t, pgxHarness(t, params...)) })
 	}
-	for name, params := range map[string][]string{
-		"SQL":             nil,
-		"SQLSerializable": {"default_transaction_isolation", "serializable"},
-	} {
-		t.Run(name, func(t *testing.T) { conformancetest.Run(t, sqlHarness(t, params...)) })
-	}
+	t.Run("SQL", func(t *testing.T) {
+		conformancetest.Run(t, sqlHarness(t, "default_transaction_isolation", "repeatable read"))
+	})
 }
 
 // A storage is what a harness knows of a backend.

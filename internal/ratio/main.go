@@ -32,7 +32,8 @@ type settings struct {
 
 // backends has the lines of each backend.
 var backends = map[string]func(*bench) error{
-	"bolt": boltLines,
+	"bolt":     boltLines,
+	"postgres": postgresLines,
 }
 
 func main() {
