@@ -174,7 +174,7 @@ func (s sqlSource) inTx(ctx context.Context, fn func(session) error) error {
 	if err != nil {
 		return &unavailable{err} // a transaction that has not begun has done nothing
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
 	if err := fn(sqlSession{tx}); err != nil {
 		return err
 	}

@@ -12,11 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/internal/faultproxy"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5"
 )
 
 // nextXID returns the transaction id that is assigned next, and the position of

@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/idem-go/idem"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem"
 )
 
 // Do runs fn once for the key, in a transaction in which the claim, what fn does
@@ -245,7 +246,7 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 		results = conn.SendBatch(ctx, &batch)
 		t.tx = results.Tx()
 		if _, err := results.Exec(); err != nil {
-			results.Close()
+			_ = results.Close()
 			return false, rep, err
 		}
 	}
@@ -270,7 +271,7 @@ func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, e
 	results := t.tx.SendBatch(ctx, &batch)
 	_, err = readReply(results)
 	if err != nil && (refused(err) || unsent(err)) {
-		results.Close()
+		_ = results.Close()
 		return nil, err // the server skips what follows in the pipeline
 	}
 	if err == nil {

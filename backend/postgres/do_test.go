@@ -13,12 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/internal/faultproxy"
 	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5"
 )
 
 // A doer is Do or DoSQL with the same business change.

@@ -8,9 +8,10 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/idem-go/idem"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/idem-go/idem"
 )
 
 // SQLSTATEs that mean something of their own here.

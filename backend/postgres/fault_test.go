@@ -10,14 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/internal/faultproxy"
 	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 var fates = map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth}

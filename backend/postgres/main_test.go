@@ -10,13 +10,14 @@ import (
 	"time"
 	_ "time/tzdata"
 
-	"github.com/idem-go/idem"
-	"github.com/idem-go/idem/backend/postgres"
-	"github.com/idem-go/idem/internal/testpg"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"go.uber.org/goleak"
+
+	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/backend/postgres"
+	"github.com/idem-go/idem/internal/testpg"
 )
 
 // The tests run in a zone that is neither the server's nor the sessions'.

@@ -9,11 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/conformancetest"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5"
 )
 
 // PG-4: everything works behind a pooler that gives every transaction another

@@ -8,8 +8,9 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/idem-go/idem"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem"
 )
 
 // DB is a *pgxpool.Pool or a *pgx.Conn. With a single connection the calls take

@@ -9,8 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/idem-go/idem"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/idem-go/idem"
 )
 
 // A reply is the one row with which the server answers a Get or a Swap, or that

@@ -9,10 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // PG-8: many instances create the table at once, in a schema that is there and in

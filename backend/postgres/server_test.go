@@ -15,11 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
 	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
-	"github.com/jackc/pgx/v5"
 )
 
 // Reliability rows 16 and 17: the server is killed under eight writers, three

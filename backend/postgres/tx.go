@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/idem-go/idem"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem"
 )
 
 // WithTx returns a Backend bound to the caller's transaction, for

@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
-	"github.com/jackc/pgx/v5"
 )
 
 // began returns a transaction that is rolled back after the test.

@@ -42,8 +42,8 @@ type Proxy struct {
 type pair struct{ client, server net.Conn }
 
 func (p *pair) close() {
-	p.client.Close()
-	p.server.Close()
+	_ = p.client.Close()
+	_ = p.server.Close()
 }
 
 // New starts a proxy in front of the address target and stops it after the test.
@@ -112,7 +112,7 @@ func (p *Proxy) close() {
 		c.close()
 	}
 	p.mu.Unlock()
-	p.listener.Close()
+	_ = p.listener.Close()
 	p.wg.Wait()
 }
 
@@ -131,12 +131,12 @@ func (p *Proxy) serve(client net.Conn) {
 	refused := p.refused || p.closed
 	p.mu.Unlock()
 	if refused {
-		client.Close()
+		_ = client.Close()
 		return
 	}
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
-		client.Close()
+		_ = client.Close()
 		return
 	}
 	c := &pair{client, server}

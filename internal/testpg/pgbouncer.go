@@ -14,8 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/idem-go/idem/internal/testenv"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // PgBouncer starts a connection pooler in front of the server at url, with two
@@ -49,7 +50,7 @@ func PgBouncer(t testing.TB, target, mode string) string {
 		t.Fatal(err)
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	_ = l.Close()
 	config := fmt.Sprintf(`[databases]
 * = host=%s port=%s user=%s
 [pgbouncer]
@@ -95,7 +96,7 @@ ignore_startup_parameters = extra_float_digits,timezone,datestyle,intervalstyle,
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		conn, err := pgx.Connect(ctx, through.String())
 		if err == nil {
-			conn.Close(ctx)
+			_ = conn.Close(ctx)
 			cancel()
 			return through.String()
 		}

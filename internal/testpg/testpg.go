@@ -24,8 +24,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/idem-go/idem/internal/testenv"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // shared is the server that all tests of a binary use.
@@ -87,7 +88,7 @@ func Exec(t testing.TB, url string, statements ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	for _, s := range statements {
 		if _, err := conn.Exec(ctx, s); err != nil {
 			t.Fatalf("%s: %v", s, err)
@@ -159,11 +160,11 @@ func Start(root string, settings ...string) (*Server, error) {
 		}
 	}
 	if err := s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"); err != nil {
-		os.RemoveAll(s.dir)
+		_ = os.RemoveAll(s.dir)
 		return nil, err
 	}
 	if err := s.Restart(settings...); err != nil {
-		os.RemoveAll(s.dir)
+		_ = os.RemoveAll(s.dir)
 		return nil, err
 	}
 	return s, nil
@@ -233,7 +234,7 @@ func (s *Server) Restart(settings ...string) error {
 			return err
 		}
 		s.port = l.Addr().(*net.TCPAddr).Port
-		l.Close()
+		_ = l.Close()
 	}
 	args := []string{"-D", s.data(), "-p", strconv.Itoa(s.port), "-k", s.dir, "-h", "127.0.0.1", "-c", "max_connections=300", "-c", "log_min_messages=warning"}
 	for _, set := range settings {
@@ -268,7 +269,7 @@ func (s *Server) Restart(settings ...string) error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		conn, err := pgx.Connect(ctx, s.URL())
 		if err == nil {
-			conn.Close(ctx)
+			_ = conn.Close(ctx)
 			cancel()
 			return nil
 		}
@@ -324,7 +325,7 @@ func (s *Server) Stop() {
 			s.stop(syscall.SIGQUIT)
 		}
 	}
-	os.RemoveAll(s.dir)
+	_ = os.RemoveAll(s.dir)
 }
 
 // Standby starts a standby of s and stops it after the test.
