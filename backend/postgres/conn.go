@@ -146,7 +146,7 @@ func (s sqlSession) query(ctx context.Context, sql string, args []any, each func
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	for rows.Next() {
 		if err := each(rows.Scan); err != nil {
 			return err
@@ -165,7 +165,7 @@ func (s sqlSource) with(ctx context.Context, fn func(session) error) error {
 	if err != nil {
 		return &unavailable{err}
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	return fn(sqlSession{conn})
 }
 
