@@ -22,10 +22,10 @@ import (
 
 const (
 	accounts    = 20
-	initial     = 50_000  // cents on each of them
-	duplicates  = 3       // how often each request is sent at the same time
-	atTheSame   = 16      // charges at the same time
-	givesUpWith = 200     // failures of one request
+	initial     = 50_000 // cents on each of them
+	duplicates  = 3      // how often each request is sent at the same time
+	atTheSame   = 16     // charges at the same time
+	givesUpWith = 200    // failures of one request
 )
 
 // load makes n charges, each by three requests at once that are repeated until
