@@ -32,8 +32,9 @@ type settings struct {
 
 // backends has the lines of each backend.
 var backends = map[string]func(*bench) error{
-	"bolt":  boltLines,
-	"redis": redisLines,
+	"bolt":     boltLines,
+	"postgres": postgresLines,
+	"redis":    redisLines,
 }
 
 func main() {

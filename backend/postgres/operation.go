@@ -1,0 +1,193 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/idem-go/idem"
+)
+
+// An operation is what is asked about one key: what is there, to store a record
+// where there is none, or to store one in the place of another.
+type operation struct {
+	kind kind
+	key  string
+	lock int64 // the advisory lock that stands for the key
+
+	new idem.Record // claim and replace
+
+	// replace: the token of the record to be replaced, and whether that record
+	// is live or, on the contrary, expired.
+	old  string
+	live bool
+
+	meta []byte // encoded
+}
+
+type kind uint8
+
+const (
+	get kind = iota
+	claim
+	replace
+)
+
+// size is about how many bytes the operation sends.
+func (op *operation) size() int {
+	return 200 + len(op.key) + len(op.meta) + len(op.new.Result.Body) + len(op.new.Checkpoint)
+}
+
+// args are the parameters of the operation's statement.
+func (op *operation) args() []any {
+	if op.kind == get {
+		return []any{op.key}
+	}
+	r := op.new
+	args := make([]any, 0, 17)
+	args = append(args, op.key, op.lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
+		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(r))
+	if op.kind == replace {
+		args = append(args, op.old, op.live)
+	}
+	return args
+}
+
+// soonest returns the earliest, in microseconds from now, that r can expire as
+// it is or after its completion. It goes into sweep_at, the indexed column, which
+// tells Sweep where to look; whether a record is expired is told by its age
+// alone. Because a completion leaves sweep_at as it is, unless that is off by
+// more than an hour, it changes no indexed column, and PostgreSQL keeps the
+// update within its page (HOT). For the same reason a claim that is held for good
+// is looked at after a day.
+func soonest(r idem.Record) int64 {
+	d := r.TTL
+	if r.Status == idem.InProgress {
+		d = min(d-r.Lease, idem.MinRetention)
+	}
+	return int64(max(d, 0) / time.Microsecond)
+}
+
+// alone runs an operation by itself, on a connection of its own.
+func (b *Backend) alone(ctx context.Context, op operation) (rep reply, err error) {
+	if b.pgx != nil {
+		return b.inPieces(ctx, op)
+	}
+	err = b.src.with(ctx, func(s session) error {
+		rep, err = b.query(ctx, s, op)
+		return err
+	})
+	return rep, err
+}
+
+// query runs an operation as one statement on s.
+func (b *Backend) query(ctx context.Context, s session, op operation) (reply, error) {
+	switch op.kind {
+	case claim:
+		return queryReply(ctx, s, b.sql.claim.alone, op.args())
+	case replace:
+		return queryReply(ctx, s, b.sql.replace.alone, op.args())
+	}
+	rep, err := queryReply(ctx, s, b.sql.get, op.args())
+	if err == nil && rep.outcome == nothing {
+		return queryReply(ctx, s, standbySQL, nil)
+	}
+	return rep, err
+}
+
+// inPieces runs an operation as a write and a read in one pipeline, which takes
+// the server less than one statement for both. The read finds nothing if the
+// write has taken place.
+func (b *Backend) inPieces(ctx context.Context, op operation) (rep reply, err error) {
+	conn, release, err := b.pgx.acquire(ctx)
+	if err != nil {
+		return rep, err
+	}
+	defer release()
+	if op.kind == get {
+		return b.query(ctx, pgxSession{conn}, op)
+	}
+	write := b.sql.claim.piece
+	if op.kind == replace {
+		write = b.sql.replace.piece
+	}
+	var batch pgx.Batch
+	batch.Queue(write, op.args()...)
+	batch.Queue(b.sql.read, op.key, op.new.Token)
+	results := conn.SendBatch(ctx, &batch)
+	var written int16
+	var notified *string
+	err = results.QueryRow().Scan(&written, &notified)
+	switch {
+	case err == nil:
+		rep.outcome = outcome(written)
+	case errors.Is(err, pgx.ErrNoRows):
+		rep, err = readReply(results)
+	}
+	if closeErr := results.Close(); err == nil {
+		err = closeErr // that of the commit
+	}
+	return rep, err
+}
+
+// A swap is one Swap on its way through operations and replies.
+type swap struct {
+	op  operation
+	old string
+
+	look    bool   // whether there is a record is asked first
+	expired string // the token of an expired record in the way
+}
+
+func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
+	return &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: new, meta: encodeMeta(new.Result.Meta)}}
+}
+
+// next returns what to ask next.
+func (sw *swap) next() operation {
+	switch op := &sw.op; {
+	case sw.look:
+		op.kind = get
+	case sw.expired != "":
+		op.kind, op.old, op.live = replace, sw.expired, false
+	case sw.old == "":
+		op.kind = claim
+	default:
+		op.kind, op.old, op.live = replace, sw.old, true
+	}
+	return sw.op
+}
+
+// settle says how the Swap ends, or that there is more to ask: the reply shows
+// the record as it was before a rival's write, or a transaction holds the key.
+func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
+	looked := sw.look
+	sw.look = false
+	switch {
+	case rep.outcome == stored || rep.outcome == unsafely:
+		sw.op.new.Age = 0
+		return sw.op.new.Clone(), true
+	case rep.outcome != present:
+		sw.expired = ""
+		return idem.Record{}, sw.old != "" && !looked
+	case rep.record.Expired():
+		if sw.old == "" {
+			sw.expired = rep.record.Token
+		}
+		return idem.Record{}, sw.old != ""
+	case rep.record.Token == sw.op.new.Token:
+		return rep.record, true
+	}
+	return rep.record, sw.old == "" || rep.record.Token != sw.old
+}
+
+// known remembers keys under which this process has seen a record. A duplicate of
+// such a key is answered by a read, which costs less than a claim that finds the
+// key taken. It is a guess: what is not there any more costs another round trip.
+type known [1 << 14]atomic.Int64
+
+func (k *known) note(lock int64)     { k[uint64(lock)%uint64(len(k))].Store(lock) }
+func (k *known) has(lock int64) bool { return k[uint64(lock)%uint64(len(k))].Load() == lock }
