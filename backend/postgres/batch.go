@@ -38,7 +38,8 @@ UPDATE {table} AS r SET token = i.token, status = i.status::smallint, attempt = 
 			AND clock_timestamp() + i.soonest::float8 * interval '1 microsecond'
 		THEN r.sweep_at ELSE clock_timestamp() + i.soonest::float8 * interval '1 microsecond' END
 FROM {input}, $16::text[], $17::boolean[]) AS i({names}, old, live)
-WHERE r.key = i.key AND r.token = i.old AND (r.token <> i.token OR NOT i.live) AND ({live}) = i.live AND pg_try_advisory_xact_lock_shared(i.lock)
+WHERE r.key = i.key
+	AND CASE WHEN r.token = i.old AND (r.token <> i.token OR NOT i.live) AND ({live}) = i.live THEN pg_try_advisory_xact_lock_shared(i.lock) ELSE false END
 RETURNING r.token, {notifyMany}`
 
 // readsSQL returns the records under keys, each with the place of its key. Under

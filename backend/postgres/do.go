@@ -122,6 +122,7 @@ type own struct {
 	committed error        // what became of the commit
 }
 
+// Get and Sweep make it a Backend; body does not call them.
 func (o *own) Get(ctx context.Context, key string) (idem.Record, error) {
 	return o.b.Get(ctx, key)
 }

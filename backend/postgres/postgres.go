@@ -215,7 +215,7 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 	}
 	if rep.future {
 		// If that fails, the next one who looks does it.
-		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token) })
+		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token, op.lock) })
 	}
 	if rep.outcome == present || rep.outcome == stored {
 		b.known.note(op.lock)
