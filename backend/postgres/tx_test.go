@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/backend/postgres"
 )
 
 // began returns a transaction that is rolled back after the test.
@@ -335,6 +336,37 @@ func TestPE10_DuplicatesDoNotFillThePool(t *testing.T) {
 		}
 		if _, done, err := s.Begin(ctx, "open", payloadA); done == nil {
 			t.Errorf("after the commit: %v", err)
+		}
+	})
+	t.Run("a claim is open, database/sql", func(t *testing.T) {
+		db := openSQL(t, f.url, 10)
+		b, err := postgres.NewSQL(db, &postgres.Options{Schema: f.schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		std := newStore(t, b, nil)
+		tx := f.began(t, pgx.TxOptions{})
+		if c, _, err := s.With(f.WithTx(tx)).Begin(ctx, "claimed", payloadA); c == nil {
+			t.Fatal(err)
+		}
+		var waiting []<-chan beginning
+		for range 30 {
+			waiting = append(waiting, begin(ctx, std, "claimed"))
+		}
+		for range 5 {
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			if c, _, err := std.Begin(short, idem.NewKey(), payloadA); c == nil {
+				t.Errorf("an unrelated claim: %v", err)
+			}
+			cancel()
+		}
+		if err := tx.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range waiting {
+			if got := <-w; !errors.Is(got.err, idem.ErrInProgress) {
+				t.Errorf("after the commit: %+v", got)
+			}
 		}
 	})
 	t.Run("a lapsed claim is taken over in a transaction", func(t *testing.T) {
