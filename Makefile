@@ -23,8 +23,9 @@ bench: ## benchmarks of the root package and of the backends, for benchstat
 	go test -run '^$$' -bench . -benchmem . ./backend/...
 
 .PHONY: ratios
-ratios: ## bolt against the raw engine and a naive program, side by side (10 minutes, 4 GB of disk)
+ratios: ## each backend against its raw engine and a naive program, side by side (20 minutes, 4 GB of disk)
 	go run ./internal/ratio -backend bolt
+	go run ./internal/ratio -backend redis
 
 .PHONY: fuzz
 fuzz: ## 15 s for each fuzz target

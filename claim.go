@@ -48,20 +48,23 @@ const (
 	writeBytes = 8
 )
 
-// newClaim returns a claim of a new attempt. Its identity is drawn before the
-// first packet, so that a claim whose answer is lost is recognised.
-func newClaim(stored, key string) *Claim {
-	var id [idBytes]byte
-	rand.Read(id[:])
-	return &Claim{
-		Key:    stored[len(stored)-len(key):],
-		stored: stored,
-		id:     base64.RawURLEncoding.EncodeToString(id[:]),
-	}
+// newClaim returns a claim of a new attempt, and the name of its first write. Its
+// identity is drawn before the first packet, so that a claim whose answer is lost
+// is recognised.
+func newClaim(stored, key string) (c *Claim, token string) {
+	var random [idBytes + writeBytes]byte
+	rand.Read(random[:])
+	text := make([]byte, 0, 64) // stays on the stack
+	text = base64.RawURLEncoding.AppendEncode(text, random[:idBytes])
+	id := len(text)
+	text = append(text, '.')
+	token = string(base64.RawURLEncoding.AppendEncode(text, random[idBytes:]))
+	return &Claim{Key: stored[len(stored)-len(key):], stored: stored, id: token[:id]}, token
 }
 
-// newToken returns the name of one write of an attempt. Every write has its own:
-// two copies of one claim would otherwise take each other's writes for theirs.
+// newToken returns the name of another write of an attempt. Every write has its
+// own: two copies of one claim would otherwise take each other's writes for
+// theirs.
 func newToken(attemptID string) string {
 	var random [writeBytes]byte
 	rand.Read(random[:])

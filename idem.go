@@ -268,6 +268,9 @@ func (s *Store) With(b Backend) *Store {
 //
 // The claim's lease has begun when Begin was called, not when it returned.
 func (s *Store) Begin(ctx context.Context, key string, fp Fingerprint) (*Claim, *Record, error) {
+	if s.opts.Observe == nil { // a replay is quick enough for a look at the clock to count
+		return s.begin(ctx, key, fp)
+	}
 	start := time.Now()
 	c, done, err := s.begin(ctx, key, fp)
 	s.observe(ctx, "begin", key, start, c, done, err)
@@ -279,7 +282,7 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 	if err != nil {
 		return nil, nil, s.fail("begin", key, Record{}, err)
 	}
-	c := newClaim(stored, key)
+	c, token := newClaim(stored, key)
 	var present Record
 	for range 1000 { // see errKeptChanging
 		done, err := s.judge(present, fp)
@@ -293,13 +296,14 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 		if done {
 			return nil, &present, nil
 		}
-		claim := s.claimRecord(c, present, fp)
+		claim := s.claimRecord(c, token, present, fp)
 		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
 			return nil, nil, s.fail("begin", key, Record{}, err)
 		}
 		if present.Token == claim.Token {
 			return c, nil, nil
 		}
+		token = "" // of a Swap that did not take place; the next is another one
 	}
 	return nil, nil, s.fail("begin", key, present, errKeptChanging)
 }
@@ -328,13 +332,18 @@ func (s *Store) judge(present Record, fp Fingerprint) (done bool, err error) {
 }
 
 // claimRecord returns the record by which c takes the key from present, and
-// tells c what it will hold if that succeeds.
-func (s *Store) claimRecord(c *Claim, present Record, fp Fingerprint) Record {
+// tells c what it will hold if that succeeds. Without a token it draws one.
+func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerprint) Record {
+	if token == "" {
+		token = newToken(c.id)
+	}
+	now := time.Now() // before the first packet: that may be the one that counts
+	c.leasedAt = now
 	c.last = Record{
-		Token:       newToken(c.id),
+		Token:       token,
 		Status:      InProgress,
 		Attempt:     present.Attempt + 1,
-		Fence:       max(present.Fence+1, time.Now().UnixMicro()),
+		Fence:       max(present.Fence+1, now.UnixMicro()),
 		Fingerprint: fp,
 		Lease:       s.opts.Lease,
 		TTL:         s.claimTTL(),
@@ -346,7 +355,6 @@ func (s *Store) claimRecord(c *Claim, present Record, fp Fingerprint) Record {
 	c.frees = !c.Takeover
 	c.Attempt, c.Fence, c.Fingerprint = c.last.Attempt, c.last.Fence, fp
 	c.Checkpoint = cloneBytes(c.last.Checkpoint)
-	c.leasedAt = time.Now() // before the first packet: that may be the one that counts
 	return c.last
 }
 

@@ -7,7 +7,8 @@ import (
 )
 
 // An Event tells how one operation of a Store ended. Do is reported as well as
-// the operations it consists of.
+// the operations it consists of. Those in a transaction are reported when they
+// end, which is before the commit; Do, after it.
 type Event struct {
 	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait" or "do"
 	Key string // as it was given to the Store

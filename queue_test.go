@@ -62,7 +62,29 @@ func ExampleStore_Do_consumer() {
 	// true 0s <nil>
 }
 
-// OP-1, PE-16: a broker that delivers at least once, consumers that die, fail
+// PE-16: a handler that fails has not seen the message: its redelivery runs.
+func TestPE16_AFailedMessageIsNotSeen(t *testing.T) {
+	for _, failure := range []error{errBroken, idem.NoEffect(errBroken)} {
+		s := open(t, nil, nil)
+		runs := 0
+		handle := func(context.Context, *idem.Claim) (idem.Result, error) {
+			if runs++; runs == 1 {
+				return idem.Result{}, failure
+			}
+			return result1, nil
+		}
+		_, err := s.Do(context.Background(), "message-1", payloadA, handle)
+		if v, _ := verdictOf(err); v != redeliver {
+			t.Errorf("a failed delivery: verdict %v", v)
+		}
+		out, err := s.Do(context.Background(), "message-1", payloadA, handle)
+		if v, _ := verdictOf(err); v != acknowledge || out.Replayed || runs != 2 {
+			t.Errorf("its redelivery: %+v, %v after %d runs", out, err, runs)
+		}
+	}
+}
+
+// OP-1: a broker that delivers at least once, consumers that die, fail
 // and stall: one effect for each message, none lost, none for ever in a loop.
 func TestOP1_ConsumersOfABroker(t *testing.T) {
 	const messages = 300

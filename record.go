@@ -199,6 +199,16 @@ func storedKey(scope, key string) string {
 	return scope + separator + key
 }
 
+// isPlain reports whether s is of printable ASCII, as most keys are.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
 // checkText reports what is wrong with a key or a level of a scope.
 func checkText(what, s string, limit int) error {
 	switch {
@@ -206,6 +216,8 @@ func checkText(what, s string, limit int) error {
 		return fmt.Errorf("%w: the %s is empty; the caller has to name the operation, and name it the same in every retry", ErrKey, what)
 	case len(s) > limit:
 		return fmt.Errorf("%w: the %s has %d bytes, the limit is %d; hash long names", ErrKey, what, len(s), limit)
+	case isPlain(s):
+		return nil // nothing else can be wrong with it
 	case !utf8.ValidString(s):
 		return fmt.Errorf("%w: the %s is not valid UTF-8", ErrKey, what)
 	}

@@ -101,12 +101,12 @@ func (s *Store) reclaim(ctx context.Context, key string, attempt int) (*Claim, e
 	if err != nil {
 		return nil, err
 	}
-	c := newClaim(storedKey(s.scope, key), key)
+	c, token := newClaim(storedKey(s.scope, key), key)
 	for range 1000 { // see errKeptChanging
 		if err := decidable(present, attempt); err != nil {
 			return nil, s.fail("reclaim", key, present, err)
 		}
-		claim := s.claimRecord(c, present, present.Fingerprint)
+		claim := s.claimRecord(c, token, present, present.Fingerprint)
 		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
 			return nil, s.fail("reclaim", key, Record{}, err)
 		}
@@ -114,6 +114,7 @@ func (s *Store) reclaim(ctx context.Context, key string, attempt int) (*Claim, e
 			c.frees = true // not before it is granted: giving back must not free the key
 			return c, nil
 		}
+		token = "" // as in begin
 	}
 	return nil, s.fail("reclaim", key, present, errKeptChanging)
 }

@@ -18,13 +18,10 @@ const childEnv = "IDEM_BOLT_CHILD"
 
 // childJobs are what a child can do. An error is printed, and is its exit code 1.
 var childJobs = map[string]func(args []string) error{
-	"hold":      childHold,
-	"read-only": childReadOnly,
-	"open":      childOpen,
-	"write":     childWrite,
-	"disk":      childDisk,
-	"limit":     childLimit,
-	"share":     childShare,
+	"hold":  childHold,
+	"open":  childOpen,
+	"write": childWrite,
+	"share": childShare,
 }
 
 func runChild(job string) int {
@@ -36,6 +33,9 @@ func runChild(job string) int {
 		}
 	}
 	run, ok := childJobs[job]
+	if !ok {
+		run, ok = linuxJobs[job]
+	}
 	if !ok {
 		fmt.Fprintf(os.Stderr, "there is no job %q\n", job)
 		return 2

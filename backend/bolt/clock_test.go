@@ -146,3 +146,25 @@ func TestPE13_FenceAfterRetention(t *testing.T) {
 		}
 	}
 }
+
+// PE-7: the zone of the program has no part in any age.
+func TestPE7_Zones(t *testing.T) {
+	before := time.Local
+	defer func() { time.Local = before }()
+	path := testPath(t)
+	machine := newFakeClock()
+	for i, zone := range []*time.Location{time.FixedZone("JST", 9*3600), time.FixedZone("EST", -5*3600), time.UTC} {
+		time.Local = zone
+		b := machine.use(open(t, path, nil))
+		if i == 0 {
+			swap(t, b, "k", "", running("a.1"))
+		}
+		if r := get(t, b, "k"); r.Lapsed() || r.LeaseLeft() > time.Minute-time.Duration(i)*time.Second || r.LeaseLeft() < 50*time.Second {
+			t.Errorf("in the zone %v %v of the lease are left after %d seconds", zone, r.LeaseLeft(), i)
+		}
+		machine.pass(time.Second)
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

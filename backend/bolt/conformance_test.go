@@ -85,6 +85,9 @@ func TestConformanceTwoHandles(t *testing.T) {
 
 // All keys have one of four hashes, so that the index's hints are often wrong.
 func TestConformanceCollidingHashes(t *testing.T) {
+	if raceEnabled {
+		t.Skip("not tested with the race detector: it is about what is found, and TestConformanceTwoHandles has the same races")
+	}
 	conformancetest.Run(t, harness(func(t testing.TB) (*Backend, func(testing.TB) *Backend) {
 		db := openDB(t, testPath(t))
 		colliding := func(t testing.TB) *Backend {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -135,13 +134,5 @@ func TestKilledHolderOfClaims(t *testing.T) {
 	machine.pass(time.Minute)
 	if claim, _, err := store.Begin(t.Context(), "k", fp); err != nil || !claim.Takeover {
 		t.Errorf("Begin after the lease: %+v, %v; want a takeover", claim, err)
-	}
-}
-
-// commandExists skips the test if a program is not there.
-func commandExists(t *testing.T, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		testenv.Skip(t, name, "%v", err)
 	}
 }

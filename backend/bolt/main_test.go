@@ -2,6 +2,8 @@ package bolt
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -155,4 +157,17 @@ func get(t testing.TB, b idem.Backend, key string) idem.Record {
 		t.Fatalf("Get(%q): %v", key, err)
 	}
 	return r
+}
+
+// neverInTx is a function for Do that must not run.
+func neverInTx(t testing.TB) func(context.Context, *bbolt.Tx, *idem.Claim) (idem.Result, error) {
+	return func(context.Context, *bbolt.Tx, *idem.Claim) (idem.Result, error) {
+		t.Error("the function runs")
+		return idem.Result{}, errors.New("the function ran")
+	}
+}
+
+// definite reports whether a backend's error says that nothing has been applied.
+func definite(err error) bool {
+	return fmt.Sprintf("%T", err) == fmt.Sprintf("%T", idem.NoEffect(nil))
 }

@@ -148,8 +148,8 @@ func (o *ownFile) openLocked(ctx context.Context, m mode, first bool) (*os.File,
 	if m == reading {
 		flag = os.O_RDONLY
 	}
-	start := time.Now()
-	for delay := time.Millisecond; ; delay = min(2*delay, 20*time.Millisecond) {
+	giveUp := time.Now().Add(o.opts.OpenTimeout)
+	for {
 		f, err := os.OpenFile(o.path, flag, 0)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && first && !o.opts.MustExist && !o.opts.ReadOnly:
@@ -162,26 +162,40 @@ func (o *ownFile) openLocked(ctx context.Context, m mode, first bool) (*os.File,
 		case err != nil:
 			return nil, openError(o.path, err)
 		}
-		got, err := tryLock(f, m == writing)
-		if err != nil {
+		if err := o.lock(ctx, f, m == writing, giveUp); err != nil {
 			_ = f.Close()
-			return nil, openError(o.path, err)
+			return nil, err
 		}
-		if got && stillThere(f, o.path) {
+		if stillThere(f, o.path) {
 			return f, nil
 		}
-		_ = f.Close()
-		left := o.opts.OpenTimeout - time.Since(start)
-		if left <= 0 {
-			return nil, o.locked()
+		_ = f.Close() // somebody has put another file in its place
+	}
+}
+
+// lock waits for the lock of an open file. There is no way to be woken when it is
+// free and to be able to give up as well, so it is tried for. The intervals stay
+// short: where others take turns quickly, it is free for moments only.
+func (o *ownFile) lock(ctx context.Context, f *os.File, exclusive bool, giveUp time.Time) error {
+	for delay := 200 * time.Microsecond; ; delay = min(2*delay, 2*time.Millisecond) {
+		got, err := tryLock(f, exclusive)
+		if err != nil {
+			return openError(o.path, err)
 		}
-		// Two processes that take turns must not meet for ever at the same beat.
+		if got {
+			return nil
+		}
+		left := time.Until(giveUp)
+		if left <= 0 {
+			return o.locked()
+		}
+		// Two processes must not meet for ever at the same beat.
 		pause := time.NewTimer(min(left, delay/2+rand.N(delay)))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, fmt.Errorf("bolt: open %s: waiting for another process that holds it: %w", o.path, ctx.Err())
+			return fmt.Errorf("bolt: open %s: waiting for another process that holds it: %w", o.path, ctx.Err())
 		}
 	}
 }

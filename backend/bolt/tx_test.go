@@ -71,7 +71,9 @@ func TestDo(t *testing.T) {
 		if _, err := b.Do(t.Context(), store, "k", idem.FingerprintOf([]byte("other")), charge); !errors.Is(err, idem.ErrMismatch) {
 			t.Errorf("Do with another payload: %v", err)
 		}
-		if out, err := store.Do(t.Context(), "k", fp, neverRun); err != nil || !out.Replayed {
+		if out, err := store.Do(t.Context(), "k", fp, func(context.Context, *idem.Claim) (idem.Result, error) {
+			return idem.Result{}, errors.New("the function ran")
+		}); err != nil || !out.Replayed {
 			t.Errorf("the Store's own Do: %+v, %v", out, err)
 		}
 		if n := counted(t, b, "k"); n != 1 {
@@ -195,11 +197,11 @@ func TestDoWaitsForOtherAttempt(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := b.Do(ctx, store, "k2", fp, neverRunTx); !errors.Is(err, idem.ErrInProgress) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := b.Do(ctx, store, "k2", fp, neverInTx(t)); !errors.Is(err, idem.ErrInProgress) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Do = %v; want ErrInProgress and the context's error", err)
 		}
 		noWait := newStore(t, b, &idem.Options{NoWait: true})
-		if _, err := b.Do(t.Context(), noWait, "k2", fp, neverRunTx); !errors.Is(err, idem.ErrInProgress) {
+		if _, err := b.Do(t.Context(), noWait, "k2", fp, neverInTx(t)); !errors.Is(err, idem.ErrInProgress) {
 			t.Errorf("Do with NoWait = %v", err)
 		}
 	})
@@ -218,7 +220,7 @@ func TestRS4_DoWithoutCaller(t *testing.T) {
 	if err != nil || out.Result.Code != 1 || counted(t, b, "k") != 1 {
 		t.Errorf("Do = %+v, %v, %d changes", out, err, counted(t, b, "k"))
 	}
-	if _, err := b.Do(ctx, store, "k3", fp, neverRunTx); !errors.Is(err, context.Canceled) {
+	if _, err := b.Do(ctx, store, "k3", fp, neverInTx(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Do with a context that is done: %v", err)
 	}
 }
@@ -366,11 +368,14 @@ func TestBoundBackendRefuses(t *testing.T) {
 	if err := bound.Close(); err == nil {
 		t.Error("Close of a bound backend: no error")
 	}
-	if _, err := bound.Do(t.Context(), newStore(t, b, nil), "k", fp, neverRunTx); err == nil {
+	if _, err := bound.Do(t.Context(), newStore(t, b, nil), "k", fp, neverInTx(t)); err == nil {
 		t.Error("Do of a bound backend: no error")
 	}
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := b.Do(t.Context(), newStore(t, b, nil), "k", fp, nil); !errors.Is(err, idem.ErrOptions) {
+		t.Errorf("Do without a function: %v", err)
 	}
 	if _, err := bound.Get(t.Context(), "k"); !errors.Is(err, errTxClosed) {
 		t.Errorf("Get after the transaction: %v", err)
@@ -436,11 +441,4 @@ func TestPE8_Keys(t *testing.T) {
 	if _, err := b.Swap(t.Context(), long+"k", "", completed("a.1", 1)); !errors.Is(err, idem.ErrKey) {
 		t.Errorf("a longer key: %v", err)
 	}
-}
-
-// neverRun and neverRunTx are operations that a duplicate must not run.
-func neverRun(context.Context, *idem.Claim) (idem.Result, error) { panic("a duplicate was run") }
-
-func neverRunTx(context.Context, *bbolt.Tx, *idem.Claim) (idem.Result, error) {
-	panic("a duplicate was run")
 }

@@ -301,7 +301,7 @@ func TestPoisoned(t *testing.T) {
 	_, swapErr := b.Swap(ctx, "k2", "", running("b.1"))
 	_, sweepErr := b.Sweep(ctx, 1)
 	_, _, listErr := b.List(ctx, idem.Query{})
-	_, doErr := b.Do(ctx, store, "k3", fp, neverRunTx)
+	_, doErr := b.Do(ctx, store, "k3", fp, neverInTx(t))
 	for name, err := range map[string]error{"Get": getErr, "Swap": swapErr, "Sweep": sweepErr, "List": listErr, "Do": doErr, "Watch": b.Watch(ctx, "k", "a.1")} {
 		if !errors.Is(err, idem.ErrUnavailable) || !errors.Is(err, reason) {
 			t.Errorf("%s: %v; want ErrUnavailable and the reason", name, err)

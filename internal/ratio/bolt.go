@@ -323,7 +323,9 @@ func boltWake(b *bench, o *own) error {
 		woken := make(chan time.Time)
 		go func() {
 			close(asked)
-			_, _ = o.store.Do(ctx, key, payload, nil)
+			_, _ = o.store.Do(ctx, key, payload, func(context.Context, *idem.Claim) (idem.Result, error) {
+				return idem.Result{}, errors.New("the operation ran twice")
+			})
 			woken <- time.Now()
 		}()
 		<-asked

@@ -34,6 +34,7 @@ type settings struct {
 var backends = map[string]func(*bench) error{
 	"bolt":     boltLines,
 	"postgres": postgresLines,
+	"redis":    redisLines,
 }
 
 func main() {

@@ -17,9 +17,11 @@ import (
 	"github.com/idem-go/idem/internal/testenv"
 )
 
-// definite reports whether a backend's error says that nothing has been applied.
-func definite(err error) bool {
-	return fmt.Sprintf("%T", err) == fmt.Sprintf("%T", idem.NoEffect(nil))
+// linuxJobs are what a child can do on this system only.
+var linuxJobs = map[string]func(args []string) error{
+	"disk":      childDisk,
+	"limit":     childLimit,
+	"read-only": childReadOnly,
 }
 
 // untilFull stores records until that fails and returns the keys that are stored
@@ -333,4 +335,12 @@ func childDisk(args []string) error {
 	}
 	in.Scan() // the end of the input: nothing is written any more
 	return nil
+}
+
+// commandExists skips the test if a program is not there.
+func commandExists(t *testing.T, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		testenv.Skip(t, name, "%v", err)
+	}
 }
