@@ -145,8 +145,9 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	AND mode = 'ExclusiveLock' AND granted AND pid <> pg_backend_pid())`
 
-// lockSQL takes the lock of a key for a transaction of Do.
-const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint)`
+// lockSQL takes the lock of a key for a transaction of Do, and tells whether the
+// server is a standby.
+const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint), pg_is_in_recovery()`
 
 // freeSQL is what somebody asks who waits for a transaction that has written a
 // key. The lock goes with the statement.
