@@ -38,17 +38,16 @@ UPDATE {table} AS r SET token = i.token, status = i.status::smallint, attempt = 
 			AND clock_timestamp() + i.soonest::float8 * interval '1 microsecond'
 		THEN r.sweep_at ELSE clock_timestamp() + i.soonest::float8 * interval '1 microsecond' END
 FROM {input}, $16::text[], $17::boolean[]) AS i({names}, old, live)
-WHERE r.key = i.key AND r.token = i.old AND (r.token <> i.token OR NOT i.live) AND ({live}) = i.live AND pg_try_advisory_xact_lock_shared(i.lock)
+WHERE r.key = i.key
+	AND CASE WHEN r.token = i.old AND (r.token <> i.token OR NOT i.live) AND ({live}) = i.live THEN pg_try_advisory_xact_lock_shared(i.lock) ELSE false END
 RETURNING r.token, {notifyMany}`
 
-// readsSQL returns the records under keys, each with the place of its key, except
-// for those that have been stored just now. Under LATERAL every key is looked up
-// by itself.
+// readsSQL returns the records under keys, each with the place of its key. Under
+// LATERAL every key is looked up by itself.
 const readsSQL = `
 SELECT i.n, 1::smallint, {columns}
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i(key, own, n)
-CROSS JOIN LATERAL (SELECT t.* FROM {table} AS t WHERE t.key = i.key
-	AND (t.token <> i.own OR t.xmin IS DISTINCT FROM pg_current_xact_id_if_assigned()::xid) OFFSET 0) AS r
+FROM unnest($1::text[]) WITH ORDINALITY AS i(key, n)
+CROSS JOIN LATERAL (SELECT t.* FROM {table} AS t WHERE t.key = i.key OFFSET 0) AS r
 UNION ALL
 SELECT 0::bigint, 4::smallint, {none} WHERE pg_is_in_recovery()`
 
@@ -104,109 +103,100 @@ func (in *input) args() []any {
 }
 
 // together runs the operations of calls in one pipeline. When it returns nil they
-// are committed and have their replies. A call that finds nothing, because a
-// rival was quicker or because of another call of the same key, asks again by
-// itself.
+// are committed and have their replies. A write that has not taken place, because
+// something is in its way or because of another call of the same key, is told just
+// that, and its caller looks what there is.
 func (b *Backend) together(ctx context.Context, calls []*call) error {
 	// In the order of the keys, so that no two batches wait for each other.
 	slices.SortStableFunc(calls, func(x, y *call) int { return cmp.Compare(x.op.lock, y.op.lock) })
 	var claims, replaces input
-	var keys, own []string
+	var keys []string
 	var readers []*call
 	writers := make(map[string]*call, len(calls))
 	for _, c := range calls {
 		c.reply, c.err = reply{}, nil
 		switch op := &c.op; op.kind {
+		case get:
+			keys, readers = append(keys, op.key), append(readers, c)
+			continue
 		case claim:
 			claims.add(op)
 		case replace:
 			replaces.add(op)
 		}
-		token := ""
-		if c.op.kind != get {
-			token = c.op.new.Token
-			if writers[token] == nil {
-				writers[token] = c
-			}
-		}
-		if c.op.kind != replace {
-			keys, own = append(keys, c.op.key), append(own, token)
-			readers = append(readers, c)
+		c.reply.outcome = unwritten
+		if token := c.op.new.Token; writers[token] == nil {
+			writers[token] = c
 		}
 	}
 
 	var batch pgx.Batch
 	batch.Queue(b.sql.batch)
-	for _, write := range []struct {
-		in  *input
-		sql string
-	}{{&claims, b.sql.claims}, {&replaces, b.sql.replaces}} {
-		if write.in.keys != nil {
-			batch.Queue(write.sql, write.in.args()...)
-		}
+	if claims.keys != nil {
+		batch.Queue(b.sql.claims, claims.args()...)
+	}
+	if replaces.keys != nil {
+		batch.Queue(b.sql.replaces, replaces.args()...)
 	}
 	if keys != nil {
-		batch.Queue(b.sql.reads, keys, own)
+		batch.Queue(b.sql.reads, keys)
 	}
-
 	conn, release, err := b.pgx.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
 	results := conn.SendBatch(ctx, &batch)
-	err = readBatch(results, &claims, &replaces, writers, readers)
+	_, err = results.Exec()
+	for _, in := range []*input{&claims, &replaces} {
+		if err == nil && in.keys != nil {
+			err = readWritten(results, writers)
+		}
+	}
+	if err == nil && readers != nil {
+		err = readRead(results, readers)
+	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
 	}
 	return err
 }
 
-// readBatch reads the results of a batch's statements.
-func readBatch(results pgx.BatchResults, claims, replaces *input, writers map[string]*call, readers []*call) error {
-	if _, err := results.Exec(); err != nil {
-		return err
-	}
-	for _, in := range []*input{claims, replaces} {
-		if in.keys == nil {
-			continue
-		}
-		rows, err := results.Query()
-		if err != nil {
-			return err
-		}
-		for rows.Next() {
-			var token string
-			var notified *string
-			if err := rows.Scan(&token, &notified); err != nil {
-				rows.Close()
-				return err
-			}
-			writers[token].reply.outcome = stored
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-	}
-	if readers == nil {
-		return nil
-	}
+// readWritten reads the tokens of the records that a statement has stored.
+func readWritten(results pgx.BatchResults, writers map[string]*call) error {
 	rows, err := results.Query()
 	if err != nil {
 		return err
 	}
+	defer rows.Close()
+	for rows.Next() {
+		var token string
+		var notified *string
+		if err := rows.Scan(&token, &notified); err != nil {
+			return err
+		}
+		writers[token].reply.outcome = stored
+	}
+	return rows.Err()
+}
+
+// readRead reads what was looked up for the readers.
+func readRead(results pgx.BatchResults, readers []*call) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
 	for rows.Next() {
 		var n int64
-		rep, damage := scanReply(rows.Scan, &n)
+		rep, damage := scanReply(rows.Scan, &n) // damage is one reader's alone
 		if n == 0 {
 			for _, c := range readers {
 				c.reply.outcome = standby
 			}
 			continue
 		}
-		if c := readers[n-1]; c.reply.outcome != stored {
-			c.reply, c.err = rep, damage
-		}
+		readers[n-1].reply, readers[n-1].err = rep, damage
 	}
 	return rows.Err()
 }

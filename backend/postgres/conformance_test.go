@@ -24,7 +24,6 @@ func TestConformance(t *testing.T) {
 		"Default":              nil,
 		"Exec, RepeatableRead": {"default_query_exec_mode", "exec", "default_transaction_isolation", "repeatable read"},
 		"Simple, Serializable": {"default_query_exec_mode", "simple_protocol", "default_transaction_isolation", "serializable"},
-		"Serializable":         {"default_transaction_isolation", "serializable"},
 	} {
 		t.Run(name, func(t *testing.T) { conformancetest.Run(t, pgxHarness(t, params...)) })
 	}

@@ -122,6 +122,7 @@ type own struct {
 	committed error        // what became of the commit
 }
 
+// Get and Sweep make it a Backend; body does not call them.
 func (o *own) Get(ctx context.Context, key string) (idem.Record, error) {
 	return o.b.Get(ctx, key)
 }
@@ -250,12 +251,16 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 			return false, rep, err
 		}
 	}
-	err = results.QueryRow().Scan(&locked)
+	var recovering bool
+	err = results.QueryRow().Scan(&locked, &recovering)
 	if err == nil {
 		rep, err = readReply(results)
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
+	}
+	if recovering {
+		rep = reply{outcome: standby}
 	}
 	return locked, rep, err
 }
@@ -358,9 +363,13 @@ func (t *sqlTx) look(ctx context.Context, op operation) (locked bool, rep reply,
 			}
 		}
 	}
-	err = t.query(ctx, lockSQL, []any{op.lock}, func(scan func(...any) error) error { return scan(&locked) })
+	var recovering bool
+	err = t.query(ctx, lockSQL, []any{op.lock}, func(scan func(...any) error) error { return scan(&locked, &recovering) })
 	if err == nil {
 		rep, err = queryReply(ctx, t, t.b.sql.get, []any{op.key})
+	}
+	if recovering {
+		rep = reply{outcome: standby}
 	}
 	return locked, rep, err
 }

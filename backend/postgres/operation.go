@@ -138,7 +138,7 @@ type swap struct {
 	op  operation
 	old string
 
-	look    bool   // whether there is a record is asked first
+	look    bool   // what there is is asked next
 	expired string // the token of an expired record in the way
 }
 
@@ -164,15 +164,17 @@ func (sw *swap) next() operation {
 // settle says how the Swap ends, or that there is more to ask: the reply shows
 // the record as it was before a rival's write, or a transaction holds the key.
 func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
-	looked := sw.look
 	sw.look = false
 	switch {
 	case rep.outcome == stored || rep.outcome == unsafely:
 		sw.op.new.Age = 0
 		return sw.op.new.Clone(), true
+	case rep.outcome == unwritten:
+		sw.look = true
+		return idem.Record{}, false
 	case rep.outcome != present:
 		sw.expired = ""
-		return idem.Record{}, sw.old != "" && !looked
+		return idem.Record{}, sw.old != ""
 	case rep.record.Expired():
 		if sw.old == "" {
 			sw.expired = rep.record.Token

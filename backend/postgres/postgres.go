@@ -143,22 +143,24 @@ func unexpired(rep reply) idem.Record {
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
 	sw := b.newSwap(key, old, new)
 	sw.look = old == "" && b.known.has(sw.op.lock)
-	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
-		looked := sw.look
-		rep, err := b.ask(ctx, "swap", sw.next())
+	writes := 0
+	for delay := time.Duration(0); ; {
+		op := sw.next()
+		if op.kind != get {
+			if writes++; writes > 1 {
+				// The second time it is more likely that a rival was quicker.
+				if err := pause(ctx, delay); err != nil {
+					return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: a transaction that has written the key is still open: %w", err))
+				}
+				delay = min(2*delay+time.Millisecond, 100*time.Millisecond)
+			}
+		}
+		rep, err := b.ask(ctx, "swap", op)
 		if err != nil {
 			return idem.Record{}, err
 		}
 		if got, ok := sw.settle(rep); ok {
 			return got, nil
-		}
-		if looked {
-			delay = 0
-			continue
-		}
-		// The first time it is more likely that a rival was quicker.
-		if err := pause(ctx, delay); err != nil {
-			return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: a transaction that has written the key is still open: %w", err))
 		}
 	}
 }
@@ -213,9 +215,9 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 	}
 	if rep.future {
 		// If that fails, the next one who looks does it.
-		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token) })
+		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token, op.lock) })
 	}
-	if rep.outcome != nothing {
+	if rep.outcome == present || rep.outcome == stored {
 		b.known.note(op.lock)
 	}
 	if rep.outcome == stored {

@@ -25,11 +25,12 @@ type reply struct {
 type outcome int16
 
 const (
-	nothing  outcome = iota // there is no record, or none that the statement has seen
-	present                 // a record is there, expired or not
-	stored                  // the new record is stored
-	unsafely                // it is stored, in a transaction that commits with synchronous_commit = off
-	standby                 // the server is a standby: what it has may be old
+	nothing   outcome = iota // there is no record, or none that the statement has seen
+	present                  // a record is there, expired or not
+	stored                   // the new record is stored
+	unsafely                 // it is stored, in a transaction that commits with synchronous_commit = off
+	standby                  // the server is a standby: what it has may be old
+	unwritten                // nothing is stored, and what there is has not been read
 )
 
 // columns are those of a record as every statement returns them, after the

@@ -127,7 +127,10 @@ func TestRow19_Standby(t *testing.T) {
 		"Begin of a new key":  func(ctx context.Context) error { _, _, err := old.Begin(ctx, "new", payloadA); return err },
 		"Migrate":             b.Migrate,
 		"Do": func(ctx context.Context) error {
-			_, err := b.Do(ctx, old, "k2", payloadA, func(context.Context, pgx.Tx, *idem.Claim) (idem.Result, error) { return idem.Result{}, nil })
+			_, err := b.Do(ctx, old, "k2", payloadA, func(context.Context, pgx.Tx, *idem.Claim) (idem.Result, error) {
+				t.Error("the function ran on a standby")
+				return idem.Result{}, nil
+			})
 			return err
 		},
 	}

@@ -2,12 +2,12 @@ package postgres
 
 import "strings"
 
-// The SQL of the calls on records. Every call is one statement and so one round
-// trip. Parameters are cast in the text, so that it means the same in pgx's
+// The SQL of the calls on records. Every call is one statement, or two in one
+// pipeline, and so one round trip. Parameters are cast in the text, so that it means the same in pgx's
 // extended, exec and simple modes and through database/sql; what a key holds
 // never becomes part of the text.
 //
-// Two things are to be known about a statement at READ COMMITTED:
+// Two things are to be known about such a statement:
 //
 //   - All its parts see the snapshot of its beginning. A rival who commits after
 //     that makes INSERT or UPDATE miss, while the SELECT beside them still shows
@@ -76,7 +76,7 @@ RETURNING ({outcome})::smallint, NULL::text`
 
 	replacePieceSQL = `
 UPDATE {table} AS r SET {set}
-WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
+WHERE {match}
 RETURNING ({outcome})::smallint, {notify}`
 
 	readSQL = `SELECT 1::smallint, {columns} FROM {table} AS r
@@ -95,6 +95,10 @@ const (
 		THEN r.sweep_at ELSE clock_timestamp() + {soonest} END`
 )
 
+// matchSQL is the condition for the record to be replaced. Only if all else is met
+// the lock is taken: in a transaction it stays until the end.
+const matchSQL = `r.key = $1::text AND CASE WHEN r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean THEN {lock} ELSE false END`
+
 // insertSQL is the write of a transaction that holds the lock of the key
 // exclusively and has seen no record. If there is one all the same, the
 // uniqueness of the key makes it an error, which undoes the transaction.
@@ -109,7 +113,7 @@ RETURNING CASE WHEN {notify} IS NULL THEN {outcome} ELSE {outcome} END::smallint
 const replaceSQL = `
 WITH mine AS (
 	UPDATE {table} AS r SET {set}
-	WHERE r.key = $1::text AND r.token = $16::text AND (r.token <> $3::text OR NOT $17::boolean) AND ({live}) = $17::boolean AND {lock}
+	WHERE {match}
 	RETURNING 1, {notify}
 )
 SELECT ({outcome})::smallint, {none} FROM mine
@@ -141,8 +145,9 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
 	AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	AND mode = 'ExclusiveLock' AND granted AND pid <> pg_backend_pid())`
 
-// lockSQL takes the lock of a key for a transaction of Do.
-const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint)`
+// lockSQL takes the lock of a key for a transaction of Do, and tells whether the
+// server is a standby.
+const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint), pg_is_in_recovery()`
 
 // freeSQL is what somebody asks who waits for a transaction that has written a
 // key. The lock goes with the statement.
@@ -152,7 +157,7 @@ const freeSQL = `SELECT pg_try_advisory_xact_lock_shared($1::bigint)`
 // no longer than Lease from now, without changing what it says.
 const healSQL = `
 UPDATE {table} AS r SET written_at = clock_timestamp(), sweep_at = least(r.sweep_at, clock_timestamp() + (r.ttl / 1000)::float8 * interval '1 microsecond')
-WHERE r.key = $1::text AND r.token = $2::text AND r.written_at > clock_timestamp()`
+WHERE r.key = $1::text AND r.token = $2::text AND r.written_at > clock_timestamp() AND pg_try_advisory_xact_lock_shared($3::bigint)`
 
 // sweepSQL looks at records in the order of the index, which needs an instant
 // that stands still; each is judged by the clock when its row is locked, and
@@ -197,7 +202,7 @@ func newStatements(table string, notifying bool) statements {
 		// What a replacement brings in may have places of its own.
 		for range 3 {
 			text = strings.NewReplacer(append(more,
-				"{values}", valuesSQL, "{set}", setSQL, "{table}", table, "{columns}", columns, "{none}", noColumns, "{live}", live, "{age}", age, "{soonest}", soonestSQL,
+				"{values}", valuesSQL, "{set}", setSQL, "{match}", matchSQL, "{table}", table, "{columns}", columns, "{none}", noColumns, "{live}", live, "{age}", age, "{soonest}", soonestSQL,
 			)...).Replace(text)
 		}
 		return strings.TrimSpace(text)

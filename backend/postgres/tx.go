@@ -68,8 +68,8 @@ const openTx = "open transaction"
 // tells.
 const comeBack = time.Second
 
-// patience bounds how long a Swap in a transaction stays behind statements of
-// others, which take milliseconds each.
+// patience bounds how long a Swap in a transaction that is no claim stays behind
+// others.
 const patience = 5 * time.Second
 
 func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
@@ -95,8 +95,10 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 			if held && (old == "" || got.Attempt != new.Attempt) {
 				return unknown(new), nil
 			}
-			if held || time.Since(started) > patience {
-				return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: another transaction has written the record and is still open: %w", idem.ErrRetryTx))
+			// A completion is not told that somebody is in its way: that may be
+			// its own heartbeat, or a duplicate that looks.
+			if time.Since(started) > patience {
+				return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: another transaction that has the record is still open after %v: %w", patience, idem.ErrRetryTx))
 			}
 		}
 		if err := pause(ctx, delay); err != nil {
