@@ -36,26 +36,34 @@ func (e *interrupted) Error() string { return fmt.Sprintf("interrupted (%v)", e.
 func relaySignals(ctx context.Context) (_ context.Context, r *relay, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	r = &relay{cancel: cancel}
-	received := make(chan os.Signal, 16)
-	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		if !signal.Ignored(s) { // nohup stays nohup, for the command too
-			signal.Notify(received, s)
-		}
-	}
 	done := make(chan struct{})
 	var relaying sync.WaitGroup
-	relaying.Go(func() {
-		for {
-			select {
-			case s := <-received:
-				r.pass(s.(syscall.Signal))
-			case <-done:
-				return
-			}
+	var stops []func()
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		if signal.Ignored(s) { // nohup stays nohup, for the command too
+			continue
 		}
-	})
+		// A channel that is full loses what comes. With one for each signal that
+		// is a second one of the same kind, as in the kernel, and never the
+		// SIGTERM behind a key that is held down.
+		received := make(chan os.Signal, 1)
+		signal.Notify(received, s)
+		stops = append(stops, func() { signal.Stop(received) })
+		relaying.Go(func() {
+			for {
+				select {
+				case <-received:
+					r.pass(s)
+				case <-done:
+					return
+				}
+			}
+		})
+	}
 	return ctx, r, func() {
-		signal.Stop(received)
+		for _, stop := range stops {
+			stop()
+		}
 		close(done)
 		relaying.Wait()
 		cancel(nil)
