@@ -25,6 +25,7 @@ bench: ## benchmarks of the root package and of the backends, for benchstat
 .PHONY: ratios
 ratios: ## each backend against its raw engine and a naive program, side by side (20 minutes, 4 GB of disk)
 	go run ./internal/ratio -backend bolt
+	go run ./internal/ratio -backend postgres
 	go run ./internal/ratio -backend redis
 
 .PHONY: fuzz

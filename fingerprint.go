@@ -167,7 +167,7 @@ func checkSurrogates(doc []byte) error {
 	return nil
 }
 
-// escapedUnit returns the UTF-16 unit that the escape \uXXXX at the beginning
+// escapedUnit returns the UTF-16 unit that the escape \uhhhh (four digits) at the beginning
 // of b stands for, or -1 if there is none.
 func escapedUnit(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {

@@ -72,7 +72,7 @@
 // # The table
 //
 // There is one row for each key. Expired rows are deleted by Sweep, which has to
-// be called now and then; see package janitor. The table's fill factor leaves room
+// be called now and then, such as from a scheduled job. The table's fill factor leaves room
 // for completions within their page. Plans are kept by the server as usual: after
 // most rows of a large table have been deleted, let autovacuum analyze it.
 package postgres
