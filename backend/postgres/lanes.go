@@ -35,7 +35,7 @@ type limits struct {
 // Commits wait for the disk, which one batch does as fast as one call; reads use
 // the processor, and are quickest side by side until there are many.
 var (
-	forWrites = limits{singles: 1, lanes: 2, crowd: 32}
+	forWrites = limits{singles: 1, lanes: 2, crowd: 64}
 	forReads  = limits{singles: 8, lanes: 2, crowd: 16}
 )
 

@@ -47,7 +47,7 @@ func (b *Backend) schema() []string {
 	meta        bytea NOT NULL,
 	body        bytea NOT NULL,
 	checkpoint  bytea NOT NULL
-) WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05)`,
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05)`,
 		`CREATE INDEX ON ` + b.table + ` (sweep_at)`,
 		fmt.Sprintf(`COMMENT ON TABLE %s IS '%s%d'`, b.table, versionMark, Version),
 	}
