@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -53,11 +54,8 @@ func (s *Store) doTx(ctx context.Context, key string, fp Fingerprint, transact f
 		err := transact(ctx, r.body)
 		switch {
 		case err == nil:
-			for _, id := range ours {
-				if r.out.Replayed && r.doneBy == id {
-					r.out.Replayed = false // an earlier commit of this very call
-				}
-			}
+			// What it finds completed may be an earlier commit of this very call.
+			r.out.Replayed = r.out.Replayed && !slices.Contains(ours, r.doneBy)
 			return r.out, nil
 		case errors.Is(err, ErrRetryTx) && run < maxTxRuns:
 			if !pause(ctx, delay) {
@@ -65,8 +63,16 @@ func (s *Store) doTx(ctx context.Context, key string, fp Fingerprint, transact f
 			}
 			delay = min(2*delay, 500*time.Millisecond)
 		case r.busy != nil:
-			if _, err := s.await(ctx, "do", key, r.busy.Record); err != nil {
+			after, err := s.await(ctx, "do", key, r.busy.Record)
+			if err != nil {
 				return Outcome{}, err
+			}
+			// As in do: what ended the wait answers all who waited, without a
+			// transaction for each of them.
+			if done, _ := s.judge(after, fp); done {
+				r.found(&after)
+				r.out.Replayed = !slices.Contains(ours, r.doneBy)
+				return r.out, nil
 			}
 		case r.fnErr != nil && !errors.Is(err, ErrRetryTx):
 			return Outcome{}, r.fnErr
@@ -115,8 +121,7 @@ func (r *txRun) body(ctx context.Context, b Backend, fn func(context.Context, *C
 		return err
 	}
 	if done != nil {
-		r.out = Outcome{Result: done.Result, Replayed: true, Attempt: done.Attempt}
-		r.doneBy = done.attemptID()
+		r.found(done)
 		return nil
 	}
 	r.claim = claim
@@ -131,6 +136,12 @@ func (r *txRun) body(ctx context.Context, b Backend, fn func(context.Context, *C
 	err = bound.Complete(ctx, claim, r.out.Result)
 	r.completed = err == nil
 	return err
+}
+
+// found notes the completed record that answers the call.
+func (r *txRun) found(done *Record) {
+	r.out = Outcome{Result: done.Result, Replayed: true, Attempt: done.Attempt}
+	r.doneBy = done.attemptID()
 }
 
 // applied asks the storage whether the attempt is completed.

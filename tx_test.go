@@ -163,9 +163,10 @@ func TestDoTxWaitsOutsideOfTheTransaction(t *testing.T) {
 		ctx := context.Background()
 		b := memory.New()
 		s := open(t, b, &idem.Options{Lease: lease})
-		var rows, open atomic.Int64
+		var rows, open, begun atomic.Int64
 		counted := func(fn func(context.Context, idem.TxBody) error) func(context.Context, idem.TxBody) error {
 			return func(ctx context.Context, body idem.TxBody) error {
+				begun.Add(1)
 				open.Add(1)
 				defer open.Add(-1)
 				return fn(ctx, body)
@@ -184,6 +185,11 @@ func TestDoTxWaitsOutsideOfTheTransaction(t *testing.T) {
 		if open.Load() != 0 {
 			t.Error("the duplicate waits inside of its transaction")
 		}
+		defer func() {
+			if begun.Load() != 1 {
+				t.Errorf("%d transactions for one answer, want 1", begun.Load())
+			}
+		}()
 		if err := s.Complete(ctx, c, result2); err != nil {
 			t.Fatal(err)
 		}
