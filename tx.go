@@ -85,6 +85,9 @@ func (s *Store) doTx(ctx context.Context, key string, fp Fingerprint, transact f
 			if applied {
 				return r.out, nil
 			}
+			if ctx.Err() != nil {
+				return Outcome{}, s.fail("do", key, Record{}, fmt.Errorf("%w; whether it was applied is not known yet, and running it again is safe: %w", classify(err), contextError(ctx)))
+			}
 		default:
 			if e, ok := errors.AsType[*Error](err); ok {
 				return Outcome{}, e
@@ -144,20 +147,25 @@ func (r *txRun) found(done *Record) {
 	r.doneBy = done.attemptID()
 }
 
-// applied asks the storage whether the attempt is completed.
+// applied asks the storage whether the attempt is completed. A commit can still be
+// under way when it is asked: a caller who is there finds out by running the
+// transaction again, and for one who is gone it is asked for a while.
 func (s *Store) applied(ctx context.Context, key, attemptID string) (bool, error) {
-	ctx = context.WithoutCancel(ctx) // the answer is worth more than the wait
+	asking := context.WithoutCancel(ctx) // the answer is worth more than the wait
 	giveUp := time.Now().Add(repeatFor)
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
-		try, cancel := context.WithDeadline(ctx, giveUp)
+		try, cancel := context.WithDeadline(asking, giveUp)
 		r, err := s.get(try, "do", key)
 		cancel()
-		if err == nil {
-			return r.Status == Completed && r.attemptID() == attemptID, nil
-		}
-		if !errors.Is(err, ErrUnavailable) || time.Now().Add(delay).After(giveUp) {
+		late := time.Now().Add(delay).After(giveUp)
+		switch {
+		case err == nil && r.Status == Completed && r.attemptID() == attemptID:
+			return true, nil
+		case err == nil && (ctx.Err() == nil || late):
+			return false, nil
+		case err != nil && (!errors.Is(err, ErrUnavailable) || late):
 			return false, err
 		}
-		pause(ctx, delay)
+		pause(asking, delay)
 	}
 }

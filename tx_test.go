@@ -326,3 +326,35 @@ func TestDoTxTellsItsOwnCommitFromOthers(t *testing.T) {
 		}
 	})
 }
+
+// The caller has gone, and the server is still at the commit when it is asked.
+func TestDoTxAsksForACallerWhoIsGone(t *testing.T) {
+	for _, applied := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := memory.New()
+			s := open(t, b, nil)
+			ctx, hangUp := context.WithCancel(context.Background())
+			start := time.Now()
+			out, err := s.DoTx(ctx, "k", payloadA, transacting(b, new(atomic.Int64), succeed, func(apply func() error) error {
+				hangUp()
+				if applied {
+					time.AfterFunc(time.Second, func() {
+						if err := apply(); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				return errBroken
+			}))
+			if applied && (err != nil || !out.Result.Equal(result1)) {
+				t.Errorf("%+v, %v; want to be told that it was applied", out, err)
+			}
+			if !applied && (!errors.Is(err, idem.ErrUnavailable) || !errors.Is(err, errBroken) || !errors.Is(err, context.Canceled)) {
+				t.Errorf("%+v, %v; want to be told that it is not known", out, err)
+			}
+			if d := time.Since(start); d > 3*time.Second {
+				t.Errorf("it took %v", d)
+			}
+		})
+	}
+}
