@@ -10,6 +10,7 @@ import (
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/conformancetest"
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // A rig is what the conformance suite knows about one backend.
@@ -85,7 +86,7 @@ func TestConformanceTwoHandles(t *testing.T) {
 
 // All keys have one of four hashes, so that the index's hints are often wrong.
 func TestConformanceCollidingHashes(t *testing.T) {
-	if raceEnabled {
+	if testenv.Race {
 		t.Skip("not tested with the race detector: it is about what is found, and TestConformanceTwoHandles has the same races")
 	}
 	conformancetest.Run(t, harness(func(t testing.TB) (*Backend, func(testing.TB) *Backend) {

@@ -200,7 +200,7 @@ func (m *modelRun) transaction() {
 func TestModel(t *testing.T) {
 	rnd := testenv.Rand(t)
 	runs, steps := 30, 400
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testenv.Race {
 		runs = 8
 	}
 	for run := range runs {

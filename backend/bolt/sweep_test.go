@@ -305,7 +305,7 @@ func TestRT4_RetentionWithoutSweep(t *testing.T) {
 // loses his claim.
 func TestPE4_SweepBesideClaims(t *testing.T) {
 	n := 60_000
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testenv.Race {
 		n = 6_000
 	}
 	machine := newFakeClock()

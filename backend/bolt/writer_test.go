@@ -212,7 +212,7 @@ func TestErrorInBatch(t *testing.T) {
 // behind.
 func TestCloseDuringCalls(t *testing.T) {
 	rounds := 100
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testenv.Race {
 		rounds = 20
 	}
 	rnd := testenv.Rand(t)
