@@ -49,9 +49,7 @@ var errNoFunction = fmt.Errorf("%w: there is no function to run", ErrOptions)
 func (s *Store) Do(ctx context.Context, key string, fp Fingerprint, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
 	start := time.Now()
 	out, err := s.do(ctx, key, fp, fn)
-	if s.opts.Observe != nil {
-		s.opts.Observe(ctx, Event{Op: "do", Key: key, Scope: s.scope, Attempt: out.Attempt, Replayed: out.Replayed, Err: err, Elapsed: time.Since(start)})
-	}
+	s.observeDo(ctx, key, start, out, err)
 	return out, err
 }
 

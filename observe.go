@@ -32,7 +32,7 @@ func (s *Store) observe(ctx context.Context, op, key string, start time.Time, c 
 	e := Event{Op: op, Key: key, Scope: s.scope, Err: err, Elapsed: time.Since(start)}
 	if found != nil {
 		e.Attempt = found.Attempt
-		e.Replayed = found.Status == Completed && (op == "begin" || op == "do")
+		e.Replayed = found.Status == Completed && op == "begin"
 	}
 	if refused, ok := errors.AsType[*Error](err); ok && e.Attempt == 0 {
 		e.Attempt = refused.Record.Attempt
@@ -41,4 +41,12 @@ func (s *Store) observe(ctx context.Context, op, key string, start time.Time, c 
 		e.Attempt, e.Takeover = c.Attempt, c.Takeover
 	}
 	s.opts.Observe(ctx, e)
+}
+
+// observeDo reports a Do or DoTx, which has an Outcome to tell of.
+func (s *Store) observeDo(ctx context.Context, key string, start time.Time, out Outcome, err error) {
+	if s.opts.Observe == nil {
+		return
+	}
+	s.opts.Observe(ctx, Event{Op: "do", Key: key, Scope: s.scope, Attempt: out.Attempt, Replayed: out.Replayed, Err: err, Elapsed: time.Since(start)})
 }
