@@ -1,0 +1,178 @@
+package idemtest
+
+import "context"
+
+// doubled is what users see of most second effects.
+const doubled = "somebody is charged twice, or gets the parcel, the mail, the booking twice"
+
+var twice = scenario{
+	name:   "Twice",
+	did:    "The request was sent, answered, and sent again with the same key.",
+	users:  "Somebody presses the button again, a job is started a second time, a queue delivers again: " + doubled + "; or is told that it failed although it worked.",
+	causes: []cause{keyPerAttempt, noKey, notStored, outsideClaim, asAnError},
+	run: func(c *scene) {
+		c.begin("")
+		first := c.first()
+		for range 2 {
+			c.same(first, c.ask(c.request(0)))
+		}
+	},
+}
+
+var replyLost = scenario{
+	name:   "ReplyLost",
+	did:    "The request was sent, its answer was thrown away as if the network had lost it, and its caller, who cannot know what happened, sent it again, three times at once.",
+	users:  "A timeout, and the client or the proxy tries again: " + doubled + ".",
+	causes: []cause{keyPerAttempt, noKey, notStored, outsideClaim, asAnError},
+	run: func(c *scene) {
+		c.begin("")
+		first := c.first()
+		again := []*call{c.start(c.request(0)), c.start(c.request(0)), c.start(c.request(0))}
+		for _, a := range again {
+			got := c.wait(a)
+			if !got.answered() {
+				got = c.ask(c.request(0))
+			}
+			c.same(first, got)
+		}
+	},
+}
+
+var atOnce = scenario{
+	name:   "AtOnce",
+	did:    "The same request was sent by many callers in the same moment, each of whom tried until there was an answer.",
+	users:  "A double click, or a retry that overtakes a slow request: now and then, and mostly under load, " + doubled + ".",
+	causes: []cause{lookThenWrite, keyPerAttempt, noKey, outsideClaim, notStored, asAnError},
+	run: func(c *scene) {
+		c.begin("")
+		s := c.newStop()
+		c.e.atEffect(func(context.Context, int) error { s.hold(); return nil }, nil)
+		barrier := NewBarrier(c.op.Callers)
+		send := c.subject.Send
+		c.subject.Send = func(ctx context.Context, r Request) (string, error) {
+			if err := barrier.Wait(ctx); err != nil {
+				return "", err
+			}
+			return send(ctx, r)
+		}
+		var callers []*call
+		for range c.op.Callers {
+			callers = append(callers, c.start(c.request(0)))
+		}
+		// All who do not wait for another caller are at the effect, and held
+		// there until nobody else comes.
+		c.settleAll(callers, s)
+		s.open()
+		var replies []reply
+		for _, a := range callers {
+			replies = append(replies, c.wait(a))
+		}
+		c.subject.Send = send
+		var first *reply
+		for _, got := range replies {
+			if !got.answered() {
+				got = c.ask(c.request(0))
+			}
+			if first == nil {
+				first = &got
+			}
+			c.same(*first, got)
+		}
+	},
+}
+
+var whileRunning = scenario{
+	name:   "WhileRunning",
+	did:    "The request was sent, and sent again while the first one was held just before its effect; then the first one went on.",
+	users:  "The retry that overtakes a slow request: " + doubled + "; or, worse, the repetition is told that all is done, the first attempt fails, and nothing is ever done.",
+	causes: []cause{lookThenWrite, busyIsDone, seenBeforeWork, outsideClaim},
+	run: func(c *scene) {
+		c.begin("")
+		s := c.newStop()
+		c.e.atEffect(func(context.Context, int) error { s.hold(); return nil }, nil)
+		a := c.start(c.request(0))
+		c.reaches(a, s)
+		b := c.start(c.request(0))
+		if !c.settle(b, s) {
+			select {
+			case <-b.done:
+				c.refusedForNow(b.reply)
+			default: // it waits, and may
+			}
+		}
+		s.open()
+		first, second := c.wait(a), c.wait(b)
+		if !first.answered() {
+			first = c.ask(c.request(0))
+		}
+		if !second.answered() {
+			second = c.ask(c.request(0))
+		}
+		c.same(first, second)
+	},
+}
+
+// refusedForNow checks what the repetition of a request that is running was told
+// before that had ended.
+func (c *scene) refusedForNow(got reply) {
+	c.t.Helper()
+	switch {
+	case got.answered():
+		c.fail("The repetition of a request that was still running, and had had no effect yet, got "+got.String()+". It must wait, or be told to come again.", busyIsDone, seenBeforeWork)
+	case isFinal(got.err):
+		c.fail("The repetition of a request that was still running was refused for good, with "+got.String()+". It must wait, or be told to come again: a caller who is refused for good gives up, and a message is dead-lettered.", asAnError)
+	}
+}
+
+var callerGone = scenario{
+	name:   "CallerGone",
+	did:    "The caller's context was cancelled just after the effect, before its result was recorded: the browser was closed, or a timeout ended. Then the request was sent again.",
+	users:  "After a timeout the client tries again: " + doubled + ", with slow answers of all things.",
+	causes: []cause{callersContext, freedOnError, outsideClaim},
+	run: func(c *scene) {
+		c.begin("")
+		gone := make(chan *call, 1)
+		arrived := c.newStop()
+		c.e.atEffect(nil, func(_ context.Context, n int) {
+			if n == 1 {
+				arrived.open()
+				(<-gone).cancel()
+			}
+		})
+		a := c.start(c.request(0))
+		gone <- a
+		told := c.wait(a)
+		if c.e.reach() == 0 {
+			c.skipUnshown(told)
+		}
+		first := c.ask(c.request(0))
+		if told.answered() {
+			c.same(told, first)
+		}
+		c.same(first, c.ask(c.request(0)))
+	},
+}
+
+// one checks that there is one effect.
+func (c *scene) one() {
+	c.t.Helper()
+	switch n := c.effects(); {
+	case n > 1:
+		c.failf("The effect happened %d times. It must happen once.", n)
+	case n < 1:
+		c.fail("The request had no effect, although it was answered or not refused for good.", busyIsDone, seenBeforeWork, errorSwallowed)
+	}
+}
+
+// same checks that a repetition was answered as the first request was, and had no
+// effect of its own.
+func (c *scene) same(first, again reply) {
+	c.t.Helper()
+	c.one()
+	switch {
+	case !again.answered():
+		c.fail("The effect has happened, and the repetition never gets its answer: "+again.String()+", each time that it asks. The first request got "+first.String()+".", asAnError, notStored)
+	case first.answered() && first.answer != again.answer:
+		c.fail("The answers differ. The first request got "+first.String()+", and the repetition "+again.String()+". Both must get the same.", otherAnswer, asAnError, notStored)
+	}
+}
