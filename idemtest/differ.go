@@ -33,18 +33,19 @@ var otherPayload = scenario{
 	run: func(c *scene) {
 		c.begin("")
 		first := c.first()
-		c.refusesOther(first, c.send(c.request(1)))
+		c.refusesOther(first, c.send(c.request(1)), payloadInKey)
 		c.same(first, c.ask(c.request(0)))
 	},
 }
 
-// refusesOther checks what another payload with the same key was told.
-func (c *scene) refusesOther(first, other reply) {
+// refusesOther checks what another payload with the same key was told. If it was
+// carried out that has the likely cause.
+func (c *scene) refusesOther(first, other reply, likely cause) {
 	c.t.Helper()
-	sent := fmt.Sprintf("With the same key, first %q was sent and then %q. ", short(string(c.op.Payload(0))), short(string(c.op.Payload(1))))
+	sent := fmt.Sprintf("With the same key, first %s was sent and then %s. ", quoted(string(c.op.Payload(0))), quoted(string(c.op.Payload(1))))
 	switch n := c.effects(); {
 	case n > 1:
-		c.fail(sent+fmt.Sprintf("There were %d effects. The second request must be refused.", n), payloadInKey, noKey)
+		c.fail(sent+fmt.Sprintf("There were %d effects. The second request must be refused.", n), likely)
 	case other.answered() && other.answer == first.answer:
 		c.fail(sent+"The second request was given the first one's answer, "+other.String()+", as if it had been carried out. It must be refused.", fingerprint)
 	case other.answered():
@@ -78,7 +79,7 @@ var otherPayloadWhileRunning = scenario{
 		if !first.answered() {
 			first = c.ask(c.request(0))
 		}
-		c.refusesOther(first, other)
+		c.refusesOther(first, other, lookThenWrite)
 		c.same(first, c.ask(c.request(0)))
 	},
 }
@@ -167,7 +168,7 @@ var lookAlikePayloads = scenario{
 	run: func(c *scene) {
 		c.begin("")
 		pair := collision(c.op.Payload)
-		what := fmt.Sprintf("The payload %q, which has the same %s as %q,", c.op.Payload(pair.b), pair.sum, c.op.Payload(pair.a))
+		what := fmt.Sprintf("The payload %s, which has the same %s as %s,", quoted(string(c.op.Payload(pair.b))), pair.sum, quoted(string(c.op.Payload(pair.a))))
 		c.clean(c.request(pair.a))
 		r := c.request(pair.b)
 		r.Key = idem.NewKey()

@@ -55,7 +55,7 @@ func (c *scene) definite(told reply) {
 	if success := c.clean(r); success.answer == told.answer {
 		c.fail("The effect failed, and the caller got "+told.String()+", the same as when it happens.", errorSwallowed, errorIsSeen)
 	}
-	c.t.Logf("the effect failed, and the program answered %q and stays with that: it takes the failure for a definite refusal", short(told.answer))
+	c.t.Logf("the effect failed, and the program answered %s and stays with that: it takes the failure for a definite refusal", quoted(told.answer))
 }
 
 var storeFails = scenario{
@@ -192,7 +192,7 @@ func (c *scene) afterCrash(told, again reply) {
 			c.fail(fmt.Sprintf("The effect happened %d times. Under Held it must not happen again before somebody has decided.", n), unknownOutcome)
 		}
 		if again.answered() && n == 0 {
-			c.fail("The request was answered and had no effect.", errorIsSeen, seenBeforeWork)
+			c.fail("The request got "+again.String()+" and has had no effect.", seenBeforeWork)
 		}
 		return
 	case MayRepeat:
@@ -212,7 +212,7 @@ func (c *scene) afterCrash(told, again reply) {
 	case !again.answered():
 		c.fail("The request is never answered any more: "+again.String()+", each time.", heldForEver)
 	case c.effects() < 1:
-		c.fail("The request was answered with "+again.String()+" and has had no effect.", errorIsSeen, seenBeforeWork)
+		c.fail("The request got "+again.String()+" and has had no effect.", seenBeforeWork)
 	}
 	if told.answered() {
 		c.same(told, again)

@@ -7,15 +7,11 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/bolt"
 	"github.com/idem-go/idem/backend/memory"
 	"github.com/idem-go/idem/idemtest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A bank recognises repetitions by the key that it is sent. Its charges are files,
 // which outlive the program.

@@ -2,6 +2,7 @@ package idemtest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -36,40 +37,67 @@ const (
 	heldForEver    cause = "The program keeps the operation until somebody decides (idem.Hold and ErrUnresolved), or its lock has no end. If the former is meant, say so: Operation.AfterCrash = idemtest.Held."
 )
 
-// failf reports what went wrong and ends the scenario. Causes that are given are
-// likelier than those of the scenario; what the calls to the storage prove comes
-// first.
+// failf reports what went wrong, and ends the scenario.
 func (c *scene) failf(format string, args ...any) {
 	c.t.Helper()
 	c.fail(fmt.Sprintf(format, args...))
 }
 
+// mostCauses is how many causes are named: who gets a dozen of them reads none.
+const mostCauses = 3
+
+// fail reports what went wrong, and ends the scenario. What the calls to the
+// storage prove is the first cause, what is likely comes next, and then what is
+// usual in this scenario.
 func (c *scene) fail(what string, likely ...cause) {
 	c.t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", what)
-	fmt.Fprintf(&b, "  What was done:   %s\n", c.did)
-	fmt.Fprintf(&b, "  What users see:  %s\n", c.users)
 	evidence, proven := c.diagnose()
-	if evidence != "" {
-		fmt.Fprintf(&b, "  What was seen:   %s\n", evidence)
+	if len(likely) == 0 {
+		likely = proven
 	}
-	b.WriteString("  Usual causes:\n")
-	named := make(map[cause]bool)
-	for _, why := range append(append(proven, likely...), c.causes...) {
-		if !named[why] {
-			named[why] = true
-			fmt.Fprintf(&b, "  %3d. %s\n", len(named), why)
+	var causes []cause
+	for _, why := range slices.Concat(likely, c.causes) {
+		if !slices.Contains(causes, why) && len(causes) < mostCauses {
+			causes = append(causes, why)
 		}
+	}
+	var b strings.Builder
+	wrapped(&b, "", what)
+	wrapped(&b, "What was done:  ", c.did)
+	wrapped(&b, "What users see: ", c.users)
+	if evidence != "" {
+		wrapped(&b, "What was seen:  ", evidence)
+	}
+	b.WriteString("Usual causes:\n")
+	for i, why := range causes {
+		wrapped(&b, fmt.Sprintf("%4d. ", i+1), string(why))
 	}
 	c.t.Errorf("%s", strings.TrimRight(b.String(), "\n"))
 	c.t.FailNow()
 }
 
+// wrapped writes a text behind its heading, in lines that a terminal can show.
+func wrapped(b *strings.Builder, heading, text string) {
+	const width = 96
+	line := heading
+	indent := strings.Repeat(" ", len(heading))
+	for _, paragraph := range strings.SplitAfter(text, "\n") {
+		for _, word := range strings.SplitAfter(strings.TrimSuffix(paragraph, "\n"), " ") {
+			if len(line)+len(word) > width && len(line) > len(indent) {
+				b.WriteString(strings.TrimRight(line, " ") + "\n")
+				line = indent
+			}
+			line += word
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		line = indent
+	}
+}
+
 // diagnose says what the calls to the storage show about a second effect, and the
 // mistake that they prove.
 func (c *scene) diagnose() (evidence string, proven []cause) {
-	if c.e == nil || len(c.e.wrapped()) == 0 {
+	if len(c.e.wrapped()) == 0 {
 		return "", nil
 	}
 	var keys []string
@@ -83,7 +111,7 @@ func (c *scene) diagnose() (evidence string, proven []cause) {
 		case ev.what == "complete":
 			completed = true
 		}
-		if !contains(keys, ev.key) {
+		if !slices.Contains(keys, ev.key) {
 			keys = append(keys, ev.key)
 		}
 	}
@@ -93,20 +121,11 @@ func (c *scene) diagnose() (evidence string, proven []cause) {
 	case len(keys) == 0:
 		return "The effect happened without any key being claimed in the store.", []cause{outsideClaim}
 	case early:
-		return fmt.Sprintf("The effect happened before the key %q was claimed.", keys[0]), []cause{outsideClaim}
+		return "The effect happened before the key was claimed.", []cause{outsideClaim}
 	case len(keys) > 1:
-		return fmt.Sprintf("The requests, which had the same key, were stored under different ones: %q.", keys), []cause{keyPerAttempt, payloadInKey}
+		return fmt.Sprintf("The requests had the same key, %s. In the store they have different ones: %s and %s.", quoted(c.key), quoted(keys[0]), quoted(keys[1])), []cause{keyPerAttempt}
 	case !completed:
-		return fmt.Sprintf("The key %q was claimed, and never completed with a result.", keys[0]), []cause{notStored}
+		return "The key was claimed, and never completed with a result.", []cause{notStored}
 	}
 	return "", nil
-}
-
-func contains(list []string, s string) bool {
-	for _, have := range list {
-		if have == s {
-			return true
-		}
-	}
-	return false
 }

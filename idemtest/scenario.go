@@ -144,17 +144,24 @@ func (r reply) answered() bool { return r.err == nil }
 
 func (r reply) String() string {
 	if r.err != nil {
-		return "the error " + strconv.Quote(short(r.err.Error()))
+		return "the error " + quoted(r.err.Error())
 	}
-	return "the answer " + strconv.Quote(short(r.answer))
+	if r.answer == "" {
+		return "an empty answer (for a message: it was acknowledged)"
+	}
+	return "the answer " + quoted(r.answer)
 }
 
-func short(s string) string {
+// quoted returns s so that it can be told from the sentence around it.
+func quoted(s string) string {
 	const limit = 300
 	if len(s) > limit {
-		return s[:limit] + "..."
+		s = s[:limit] + "..."
 	}
-	return s
+	if s != "" && strconv.CanBackquote(s) {
+		return "`" + s + "`"
+	}
+	return strconv.Quote(s)
 }
 
 // request returns the request of the scenario, with its n-th payload.
