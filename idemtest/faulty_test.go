@@ -14,17 +14,19 @@ import (
 	"github.com/idem-go/idem/conformancetest"
 )
 
-// The decorators are backends as good as those they decorate, as long as they are
-// not told otherwise.
+// The decorators are backends as good as those they decorate. The Clock is how
+// the suite moves time.
 func TestDecoratorsConform(t *testing.T) {
-	harness := func(b func() idem.Backend) conformancetest.Harness {
-		return conformancetest.Harness{
-			New:  func(testing.TB) idem.Backend { return b() },
-			Peer: func(_ testing.TB, b idem.Backend) idem.Backend { return b },
-		}
-	}
-	t.Run("Wrapped", func(t *testing.T) {
-		conformancetest.Run(t, harness(func() idem.Backend { return (&Env{t: t}).Wrap(memory.New()) }))
+	clocks := make(map[idem.Backend]*Clock)
+	conformancetest.Run(t, conformancetest.Harness{
+		New: func(testing.TB) idem.Backend {
+			aged, clock := Aging(memory.New())
+			b, _ := Faulty(aged)
+			clocks[b] = clock
+			return b
+		},
+		Peer:    func(_ testing.TB, b idem.Backend) idem.Backend { return b },
+		Advance: func(_ testing.TB, b idem.Backend, d time.Duration) { clocks[b].Advance(d) },
 	})
 }
 
