@@ -76,3 +76,8 @@ func TestBolt(t *testing.T) {
 		return b, e.Dir()
 	}))
 }
+
+// The examples are tests that pass.
+func TestExampleFunction(t *testing.T) { testShop(t) }
+func TestExampleHandler(t *testing.T)  { testOrders(t) }
+func TestExampleConsumer(t *testing.T) { testConsumer(t) }
