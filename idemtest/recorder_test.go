@@ -2,15 +2,30 @@ package idemtest
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/idem-go/idem/internal/testpg"
+	"github.com/idem-go/idem/internal/testredis"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	testpg.Stop()
+	testredis.StopShared()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
 
 // find returns the scenario with the name.
 func find(t *testing.T, name string) scenario {
