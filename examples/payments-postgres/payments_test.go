@@ -32,7 +32,7 @@ func TestTheBooksBalance(t *testing.T) {
 	proxy := faultproxy.New(t, server.Addr())
 	through.Host = proxy.Addr()
 	pool, direct := connect(t, through.String()), connect(t, server.URL())
-	handler, err := newService(ctx, pool)
+	handler, err := newService(ctx, pool, charge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestTheAuditNoticesADoubleCharge(t *testing.T) {
 	ctx := context.Background()
 	server := testpg.New(t)
 	pool := connect(t, server.URL())
-	if _, err := newService(ctx, pool); err != nil {
+	if _, err := newService(ctx, pool, charge); err != nil {
 		t.Fatal(err)
 	}
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -80,7 +80,7 @@ func TestAnswers(t *testing.T) {
 	ctx := context.Background()
 	server := testpg.New(t)
 	pool := connect(t, server.URL())
-	handler, err := newService(ctx, pool)
+	handler, err := newService(ctx, pool, charge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestServeAndLoad(t *testing.T) {
 	}
 }
 
-func connect(t *testing.T, url string) *pgxpool.Pool {
+func connect(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(context.Background(), url)
 	if err != nil {
