@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,4 +151,32 @@ func connect(t testing.TB, url string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// OP-2: each attempt of a charge is sent with the key of the first one.
+func TestOP2_RetriesHaveTheSameKey(t *testing.T) {
+	var mu sync.Mutex
+	attempts := map[string]int{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := r.Header.Get("Idempotency-Key")
+		mu.Lock()
+		attempts[key]++
+		n := attempts[key]
+		mu.Unlock()
+		if n < 2*duplicates { // each of those who send it has to come again
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	}))
+	t.Cleanup(server.Close)
+	client := &http.Client{}
+	t.Cleanup(client.CloseIdleConnections)
+	l := &loader{client: client, url: server.URL}
+	for range 2 {
+		l.charge(t.Context())
+	}
+	if len(attempts) != 2 || attempts[""] > 0 || l.failed.Load() == 0 || l.charged.Load() != 2 {
+		t.Errorf("2 charges were sent with the keys and numbers of attempts %v; %d charged, %d failed", attempts, l.charged.Load(), l.failed.Load())
+	}
 }
