@@ -34,7 +34,7 @@ type stamp struct {
 }
 
 // Aging returns b with records whose age the returned Clock adds to. It is a
-// Lister and a Watcher if b is.
+// Lister, a Watcher and a Prober if b is.
 func Aging(b idem.Backend) (idem.Backend, *Clock) {
 	c := &Clock{written: make(map[string]stamp), keys: make(map[string]bool), moved: make(chan struct{})}
 	core := &aging{b, c}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -50,12 +51,13 @@ var killedBeforeReply = scenario{
 // killed.
 const (
 	envTest = "IDEMTEST_KILL_TEST" // the name of the test
-	envJob  = "IDEMTEST_KILL_JOB"  // a job
+	envJob  = "IDEMTEST_KILL_JOB"  // its job, as JSON
 )
 
 // A job is what a process has to do before it is killed.
 type job struct {
 	Home    string
+	Run     int // which call of Run in the test, counted from 1
 	Where   string
 	Key     string
 	Tenant  string
@@ -78,6 +80,25 @@ const noteFile = "note.json"
 
 func isChild(test string) bool { return os.Getenv(envTest) == test }
 
+// runs counts the calls of Run in each test that is running.
+var runs = struct {
+	sync.Mutex
+	of map[string]int
+}{of: make(map[string]int)}
+
+func countRun(t *testing.T) int {
+	runs.Lock()
+	defer runs.Unlock()
+	if runs.of[t.Name()]++; runs.of[t.Name()] == 1 {
+		t.Cleanup(func() {
+			runs.Lock()
+			defer runs.Unlock()
+			delete(runs.of, t.Name())
+		})
+	}
+	return runs.of[t.Name()]
+}
+
 // kill has the request handled by a process that is killed, and again by this
 // one.
 func (c *scene) kill(where string) {
@@ -87,7 +108,7 @@ func (c *scene) kill(where string) {
 	}
 	home := c.t.TempDir()
 	r := c.request(0)
-	left, output := c.child(job{Home: home, Where: where, Key: r.Key, Tenant: r.Tenant, Callers: c.op.Callers})
+	left, output := c.child(job{Home: home, Run: c.op.known.run, Where: where, Key: r.Key, Tenant: r.Tenant, Callers: c.op.Callers})
 	switch {
 	case left == nil:
 		c.t.Errorf("the process that was to be killed ended by itself, before it had sent the request. It said:\n%s", output)
@@ -191,7 +212,10 @@ func beKilled(t *testing.T, op Operation) {
 	if err := json.Unmarshal([]byte(os.Getenv(envJob)), &j); err != nil {
 		t.Fatalf("%s: %v", envJob, err)
 	}
-	op.Callers, op.known = j.Callers, &known{}
+	if j.Run != op.known.run {
+		return // it is about another one
+	}
+	op.Callers = j.Callers
 	c := &scene{t: t, op: op, key: j.Key}
 	c.begin(j.Home)
 	if !c.e.usesDir {

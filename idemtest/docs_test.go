@@ -7,6 +7,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -82,6 +83,42 @@ func TestOP2_KeysWithinLoopsAreFound(t *testing.T) {
 		if keyOfAttempt.MatchString(line) != want {
 			t.Errorf("a key that differs in each attempt: %v, want %v: %s", !want, want, line)
 		}
+	}
+}
+
+// Who pastes the first example of the package into a file has a test that passes.
+func TestPackageExample(t *testing.T) {
+	t.Parallel()
+	file, err := parser.ParseFile(token.NewFileSet(), "idemtest.go", nil, parser.ParseComments|parser.PackageClauseOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := `package pasted
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/backend/memory"
+	"github.com/idem-go/idem/idemtest"
+)
+
+`
+	for line := range strings.Lines(file.Doc.Text()) {
+		if strings.HasPrefix(line, "\t") {
+			code += strings.TrimPrefix(line, "\t")
+		}
+	}
+	pasted := filepath.Join(t.TempDir(), "pasted_test.go")
+	if err := os.WriteFile(pasted, []byte(code), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "test", "-v", pasted).CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestChargingIsIdempotent/RecordLost")) {
+		t.Errorf("%v\n%s\n%s", err, out, code)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -64,7 +65,7 @@ func (e *Env) homeLocked() string {
 
 // Wrap returns b in a form in which the kit can make its calls fail and its
 // leases run out. The program uses the result wherever it would use b. It is a
-// Lister and a Watcher if b is.
+// Lister, a Watcher and a Prober if b is.
 //
 // Without it, because the program is not built on idem or needs the concrete
 // type of its backend, what takes a failing storage is skipped.
@@ -200,5 +201,5 @@ func (e *Env) count() int {
 func (e *Env) seen(n int) []event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return append([]event(nil), e.events[n:]...)
+	return slices.Clone(e.events[n:])
 }

@@ -3,6 +3,7 @@ package idemtest
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/idem-go/idem"
@@ -44,7 +45,7 @@ type Faults struct {
 }
 
 // Faulty returns b with calls that fail as the returned Faults are told to: none
-// at first. It is a Lister and a Watcher if b is.
+// at first. It is a Lister, a Watcher and a Prober if b is.
 func Faulty(b idem.Backend) (idem.Backend, *Faults) {
 	f := &Faults{}
 	core := &faulty{b, f}
@@ -89,7 +90,7 @@ func (f *Faults) On(method string, what Fault) {
 func (f *Faults) Calls() []Call {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return append([]Call(nil), f.calls...)
+	return slices.Clone(f.calls)
 }
 
 // judge records a call and says what becomes of it.
@@ -179,27 +180,66 @@ func (d faultyWatcher) Watch(ctx context.Context, key, token string) error {
 	return d.f.call(Call{Method: "Watch", Key: key}, func() error { return d.w.Watch(ctx, key, token) })
 }
 
-// decorated returns core with what else b can do, decorated too.
+// decorated returns core with what else b can do: decorated too, but for Probe,
+// which does not ask the storage.
 func decorated(core, b idem.Backend, lister func(idem.Lister) idem.Lister, watcher func(idem.Watcher) idem.Watcher) idem.Backend {
-	l, lists := b.(idem.Lister)
-	w, watches := b.(idem.Watcher)
-	switch {
-	case lists && watches:
+	type (
+		backend = idem.Backend
+		list    = idem.Lister
+		watch   = idem.Watcher
+		probe   = idem.Prober
+	)
+	l, lists := b.(list)
+	if lists {
+		l = lister(l)
+	}
+	w, watches := b.(watch)
+	if watches {
+		w = watcher(w)
+	}
+	p, probes := b.(probe)
+	// Pointers, so that a Store can compare its backend whatever is in there.
+	switch [3]bool{lists, watches, probes} {
+	case [3]bool{true, true, true}:
 		return &struct {
-			idem.Backend
-			idem.Lister
-			idem.Watcher
-		}{core, lister(l), watcher(w)}
-	case lists:
+			backend
+			list
+			watch
+			probe
+		}{core, l, w, p}
+	case [3]bool{true, true, false}:
 		return &struct {
-			idem.Backend
-			idem.Lister
-		}{core, lister(l)}
-	case watches:
+			backend
+			list
+			watch
+		}{core, l, w}
+	case [3]bool{true, false, true}:
 		return &struct {
-			idem.Backend
-			idem.Watcher
-		}{core, watcher(w)}
+			backend
+			list
+			probe
+		}{core, l, p}
+	case [3]bool{false, true, true}:
+		return &struct {
+			backend
+			watch
+			probe
+		}{core, w, p}
+	case [3]bool{true, false, false}:
+		return &struct {
+			backend
+			list
+		}{core, l}
+	case [3]bool{false, true, false}:
+		return &struct {
+			backend
+			watch
+		}{core, w}
+	case [3]bool{false, false, true}:
+		return &struct {
+			backend
+			probe
+		}{core, p}
 	}
 	return core
 }

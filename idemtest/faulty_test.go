@@ -17,6 +17,7 @@ import (
 // The decorators are backends as good as those they decorate. The Clock is how
 // the suite moves time.
 func TestDecoratorsConform(t *testing.T) {
+	t.Parallel()
 	clocks := make(map[idem.Backend]*Clock)
 	conformancetest.Run(t, conformancetest.Harness{
 		New: func(testing.TB) idem.Backend {
@@ -32,29 +33,65 @@ func TestDecoratorsConform(t *testing.T) {
 
 // What a backend can do besides, its decorated form can do too, and no more.
 func TestDecoratorsKeepTheOptionalParts(t *testing.T) {
-	type bare struct{ idem.Backend }
-	type lister struct {
-		idem.Backend
-		idem.Lister
-	}
-	type watcher struct {
-		idem.Backend
-		idem.Watcher
-	}
+	type (
+		l = idem.Lister
+		w = idem.Watcher
+		p = idem.Prober
+	)
 	m := memory.New()
-	for _, b := range []idem.Backend{bare{m}, lister{m, m}, watcher{m, m}, m} {
+	for _, b := range []idem.Backend{
+		struct{ idem.Backend }{m},
+		struct {
+			idem.Backend
+			l
+		}{m, m},
+		struct {
+			idem.Backend
+			w
+		}{m, m},
+		struct {
+			idem.Backend
+			p
+		}{m, always{}},
+		struct {
+			idem.Backend
+			l
+			p
+		}{m, m, always{}},
+		struct {
+			idem.Backend
+			w
+			p
+		}{m, m, always{}},
+		struct {
+			idem.Backend
+			l
+			w
+			p
+		}{m, m, m, always{}},
+		m,
+	} {
 		aged, _ := Aging(b)
 		failing, _ := Faulty(aged)
 		_, lists := b.(idem.Lister)
 		_, watches := b.(idem.Watcher)
+		_, probes := b.(idem.Prober)
 		if _, ok := failing.(idem.Lister); ok != lists {
 			t.Errorf("%T: a Lister: %v, want %v", b, ok, lists)
 		}
 		if _, ok := failing.(idem.Watcher); ok != watches {
 			t.Errorf("%T: a Watcher: %v, want %v", b, ok, watches)
 		}
+		if _, ok := failing.(idem.Prober); ok != probes {
+			t.Errorf("%T: a Prober: %v, want %v", b, ok, probes)
+		}
 	}
 }
+
+// always is a Prober that never knows.
+type always struct{}
+
+func (always) Probe(string) bool { return true }
 
 func record(token string, status idem.Status) idem.Record {
 	return idem.Record{Token: token, Status: status, Attempt: 1, Lease: 30 * time.Second, TTL: 25 * time.Hour}

@@ -16,17 +16,32 @@
 //				if err != nil {
 //					t.Fatal(err)
 //				}
-//				bank := newFakeBank(e.Effect)     // calls e.Effect where it takes the money
-//				shop := NewShop(store, bank)      // the program under test
+//				var charges sync.Map // stands for a bank, which recognises a charge by its key
+//				bank := func(ctx context.Context, key string) (idem.Result, error) {
+//					err := e.Effect(ctx, func() error { charges.Store(key, true); return nil })
+//					return idem.Result{Code: 201, Body: []byte("receipt " + key)}, err
+//				}
 //				return idemtest.Subject{
 //					Send: func(ctx context.Context, r idemtest.Request) (string, error) {
-//						return shop.Charge(ctx, r.Key, r.Payload)
+//						out, err := store.Do(ctx, r.Key, idem.FingerprintOf(r.Payload),
+//							func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+//								return bank(ctx, c.ChildKey("charge"))
+//							})
+//						return string(out.Result.Body), err
+//					},
+//					Effects: func() (n int) {
+//						charges.Range(func(any, any) bool { n++; return true })
+//						return n
 //					},
 //				}
 //			},
 //			Payload: func(n int) []byte { return fmt.Appendf(nil, `{"account":7,"cents":%d}`, 100+n) },
 //		})
 //	}
+//
+// In a test of your own, Send calls your program. Where the program is built is
+// Setup, and where it has its effect, or where a fake has it in its place, is
+// Env.Effect.
 //
 // Each way of repeating is a subtest. One that cannot be tried with what the
 // test provides is skipped under its own name, with what is missing; it is never
@@ -77,7 +92,10 @@ type Operation struct {
 }
 
 // known is what earlier subtests have shown of the program.
-type known struct{ started, usesDir bool }
+type known struct {
+	run              int // which call of Run in its test this is, counted from 1
+	started, usesDir bool
+}
 
 // A Subject is a program that has been started for a test.
 type Subject struct {
@@ -146,11 +164,11 @@ func Run(t *testing.T, op Operation) {
 	if op.Setup == nil {
 		t.Fatal("Operation.Setup is nil")
 	}
+	op.known = &known{run: countRun(t)}
 	if isChild(t.Name()) {
 		beKilled(t, op)
 		return
 	}
-	op.known = &known{}
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) { s.check(t, op) })
 	}

@@ -125,7 +125,7 @@ func (c *scene) diagnose() (evidence string, proven []cause) {
 	case len(keys) > 1:
 		return fmt.Sprintf("The requests had the same key, %s. In the store they have different ones: %s and %s.", quoted(c.key), quoted(keys[0]), quoted(keys[1])), []cause{keyPerAttempt}
 	case !completed:
-		return "The key was claimed, and never completed with a result.", []cause{notStored}
+		return "The key was claimed, and no completion with a result was seen.", []cause{notStored}
 	}
 	return "", nil
 }

@@ -1,6 +1,11 @@
 package idemtest
 
-import "context"
+import (
+	"context"
+	"errors"
+
+	"github.com/idem-go/idem"
+)
 
 // doubled is what users see of most second effects.
 const doubled = "somebody is charged twice, or gets the parcel, the mail, the booking twice"
@@ -45,40 +50,52 @@ var atOnce = scenario{
 	causes: []cause{lookThenWrite, keyPerAttempt, noKey, outsideClaim, notStored, asAnError},
 	run: func(c *scene) {
 		c.begin("")
-		s := c.newStop()
-		c.e.atEffect(func(context.Context, int) error { s.hold(); return nil }, nil)
-		barrier := NewBarrier(c.op.Callers)
-		send := c.subject.Send
-		c.subject.Send = func(ctx context.Context, r Request) (string, error) {
-			if err := barrier.Wait(ctx); err != nil {
-				return "", err
-			}
-			return send(ctx, r)
-		}
-		var callers []*call
-		for range c.op.Callers {
-			callers = append(callers, c.start(c.request(0)))
-		}
-		// All who do not wait for another caller are at the effect, and held
-		// there until nobody else comes.
-		c.settleAll(callers, s)
-		s.open()
-		var replies []reply
-		for _, a := range callers {
-			replies = append(replies, c.wait(a))
-		}
-		c.subject.Send = send
-		var first *reply
-		for _, got := range replies {
-			if !got.answered() {
-				got = c.ask(c.request(0))
-			}
-			if first == nil {
-				first = &got
-			}
-			c.same(*first, got)
+		c.together()
+		// Who does not come to Env.Effect cannot be held, and overlaps by luck.
+		for range 4 * (1 - min(1, c.e.reach())) {
+			c.key = idem.NewKey()
+			c.mark()
+			c.together()
 		}
 	},
+}
+
+// together sends the request from all callers at once.
+func (c *scene) together() {
+	c.t.Helper()
+	s := c.newStop()
+	c.e.atEffect(func(context.Context, int) error { s.hold(); return nil }, nil)
+	barrier := NewBarrier(c.op.Callers)
+	send := c.subject.Send
+	c.subject.Send = func(ctx context.Context, r Request) (string, error) {
+		if err := barrier.Wait(ctx); err != nil {
+			return "", err
+		}
+		return send(ctx, r)
+	}
+	var callers []*call
+	for range c.op.Callers {
+		callers = append(callers, c.start(c.request(0)))
+	}
+	// All who do not wait for another caller are at the effect, and held there
+	// until nobody else comes.
+	c.settleAll(callers, s)
+	s.open()
+	var replies []reply
+	for _, a := range callers {
+		replies = append(replies, c.wait(a))
+	}
+	c.subject.Send = send
+	first := reply{err: errors.New("nothing")}
+	for _, got := range replies {
+		if !got.answered() {
+			got = c.ask(c.request(0))
+		}
+		if !first.answered() {
+			first = got
+		}
+		c.same(first, got)
+	}
 }
 
 var whileRunning = scenario{

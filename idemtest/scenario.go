@@ -1,6 +1,7 @@
 package idemtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -198,7 +199,7 @@ func (c *scene) start(r Request) *call {
 			c.mu.Unlock()
 			close(a.done)
 		}()
-		r.Payload = append([]byte(nil), r.Payload...)
+		r.Payload = bytes.Clone(r.Payload)
 		a.reply.answer, a.reply.err = c.subject.Send(ctx, r)
 		returned = true
 	}()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
@@ -231,4 +232,18 @@ func TestExactly(t *testing.T) {
 	if got := exactly(rootOf("TestA/b.c#01/Killed/BeforeTheReply", "Killed/BeforeTheReply")); got != `^TestA$/^b\.c#01$` {
 		t.Errorf("the pattern is %s", got)
 	}
+}
+
+// What hangs is reported, with the stacks that tell where.
+func TestHangingSendFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		r := verdict(t, find(t, "Twice"), Operation{Setup: func(testing.TB, *Env) Subject {
+			return Subject{Send: func(context.Context, Request) (string, error) { <-hang; return "", nil }}
+		}})
+		close(hang)
+		if text := strings.Join(r.said, "\n"); !r.failed || !strings.Contains(text, "The request hangs") || !strings.Contains(text, "TestHangingSendFails") {
+			t.Errorf("a request that hangs gave: %v, %s", r.failed, text)
+		}
+	})
 }
