@@ -158,7 +158,7 @@ func (c *scene) child(j job) (*note, string) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	test := rootOf(c.t.Name(), c.name)
+	test := c.op.known.test
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	args := []string{"-test.run=" + exactly(test), "-test.count=1", "-test.v=true"}
@@ -190,11 +190,6 @@ func (c *scene) child(j job) (*note, string) {
 		c.t.Fatal(err)
 	}
 	return left, string(output)
-}
-
-// rootOf returns the name of the test that called Run.
-func rootOf(name, scenario string) string {
-	return strings.TrimSuffix(name, "/"+scenario)
 }
 
 // exactly returns the pattern for -test.run that selects only the test.

@@ -93,6 +93,7 @@ type Operation struct {
 
 // known is what earlier subtests have shown of the program.
 type known struct {
+	test             string
 	run              int // which call of Run in its test this is, counted from 1
 	started, usesDir bool
 }
@@ -164,7 +165,7 @@ func Run(t *testing.T, op Operation) {
 	if op.Setup == nil {
 		t.Fatal("Operation.Setup is nil")
 	}
-	op.known = &known{run: countRun(t)}
+	op.known = &known{test: t.Name(), run: countRun(t)}
 	if isChild(t.Name()) {
 		beKilled(t, op)
 		return

@@ -66,15 +66,28 @@ func TestMemory(t *testing.T) {
 	idemtest.Run(t, charging(func(t testing.TB, _ *idemtest.Env) (idem.Backend, string) { return memory.New(), t.TempDir() }))
 }
 
-func TestBolt(t *testing.T) {
-	idemtest.Run(t, charging(func(t testing.TB, e *idemtest.Env) (idem.Backend, string) {
-		b, err := bolt.Open(filepath.Join(e.Dir(), "idem.db"), nil)
+func TestBolt(t *testing.T) { idemtest.Run(t, onBolt("idem.db")) }
+
+// The process that is killed works on the same operation as the one that comes
+// after it, also where a test has two.
+func TestTwoOperations(t *testing.T) {
+	idemtest.Run(t, onBolt("first.db"))
+	idemtest.Run(t, onBolt("second.db"))
+}
+
+func onBolt(name string) idemtest.Operation {
+	return charging(func(t testing.TB, e *idemtest.Env) (idem.Backend, string) {
+		dir := filepath.Join(e.Dir(), name)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b, err := bolt.Open(filepath.Join(dir, "idem.db"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { b.Close() })
-		return b, e.Dir()
-	}))
+		return b, dir
+	})
 }
 
 // The examples are tests that pass.

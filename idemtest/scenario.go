@@ -45,7 +45,7 @@ func (s scenario) check(t testing.TB, op Operation) {
 		op.Callers = 8
 	}
 	if op.known == nil {
-		op.known = &known{}
+		op.known = &known{test: t.Name()}
 	}
 	if s.missing != nil {
 		if why := s.missing(op); why != "" {
