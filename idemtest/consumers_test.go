@@ -78,13 +78,13 @@ var consumers = []mistake{
 	{
 		name:     "OP-1 in progress is dead-lettered",
 		caughtBy: "WhileRunning",
-		says:     []string{`"Already processed" as an error`, "refused for good", "dead-lettered"},
+		says:     []string{`"Already processed" as an error`, "refused for good", "gives up"},
 		program:  told(idem.ErrInProgress, ErrConflict),
 	},
 	{
 		name:     "OP-1 a mismatch goes round for ever",
 		caughtBy: "OtherPayload",
-		says:     []string{"A conflict is not told from a failure", "for ever", "dead letters"},
+		says:     []string{"A conflict is not told from a failure", "sent again, for ever", "dead letters"},
 		passes:   "Twice WhileRunning",
 		program:  told(idem.ErrMismatch, errors.New("try again")),
 	},

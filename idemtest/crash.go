@@ -26,7 +26,7 @@ const (
 var killedBeforeEffect = scenario{
 	name:   "Killed/BeforeTheEffect",
 	did:    "The process was killed " + beforeEffect + ". Then another one was started and got the same request.",
-	users:  "A deployment or a crash in the wrong moment: the order is never carried out, and every retry is told that it was, or to wait.",
+	users:  "A deployment or a crash in the wrong moment: the order can never be carried out any more.",
 	causes: []cause{seenBeforeWork, heldForEver},
 	run:    func(c *scene) { c.kill(beforeEffect) },
 }

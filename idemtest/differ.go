@@ -47,12 +47,13 @@ func (c *scene) refusesOther(first, other reply, likely cause) {
 	case n > 1:
 		c.fail(sent+fmt.Sprintf("There were %d effects. The second request must be refused.", n), likely)
 	case other.answered() && other.answer == first.answer:
-		c.fail(sent+"The second request was given the first one's answer, "+other.String()+", as if it had been carried out. It must be refused.", fingerprint)
+		c.fail(sent+"The second request got the same as the first one, "+other.String()+", as if it had been carried out. It must be refused.", fingerprint)
 	case other.answered():
 		c.fail(sent+"The second request got "+other.String()+". It must be refused, with an error that is ErrConflict.", fingerprint)
 	case !isConflict(other.err):
-		c.fail(sent+"The second request got "+other.String()+", upon which its caller tries again, for ever. It must be told that it is wrong, with an error that is ErrConflict; with HTTP, status 422.",
-			"A conflict is not told from a failure: no retry mends it. In a consumer it goes to the dead letters; Send then returns idemtest.ErrConflict.")
+		c.users = "A client that uses a key twice by mistake tries for ever, and a queue delivers the message for ever; nobody learns of the mistake."
+		c.fail(sent+"The second request got "+other.String()+", upon which it is sent again, for ever. It must be told that it is wrong: Send returns an error that is ErrConflict, an HTTP handler answers 422.",
+			"A conflict is not told from a failure: no retry mends it. A consumer puts such a message with the dead letters.")
 	}
 }
 

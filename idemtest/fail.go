@@ -11,7 +11,7 @@ import (
 var effectFails = scenario{
 	name:   "EffectFails",
 	did:    "The effect was made to fail, without having happened, at the first attempt. Then the request was sent again, as after any failure.",
-	users:  "The bank does not answer for a moment: the payment is never made, and the customer is told that it was, or that he must not try again. A message is lost.",
+	users:  "The bank does not answer for a moment, and the payment can never be made any more.",
 	causes: []cause{errorIsSeen, seenBeforeWork, errorSwallowed},
 	run: func(c *scene) {
 		c.begin("")
@@ -37,6 +37,7 @@ var effectFails = scenario{
 		case told.answered():
 			c.definite(told)
 		case again.answered():
+			c.users = notDone
 			c.fail("The effect failed, the first attempt got "+told.String()+", and the second got "+again.String()+" although the effect has never happened.", errorIsSeen, seenBeforeWork)
 		case c.op.AfterCrash != Held:
 			c.fail("The effect failed, and the request cannot be repeated: its first attempt got "+told.String()+", and all later ones "+again.String()+".", heldForEver, errorIsSeen)
@@ -53,6 +54,7 @@ func (c *scene) definite(told reply) {
 	r := c.request(0)
 	r.Key = idem.NewKey()
 	if success := c.clean(r); success.answer == told.answer {
+		c.users = notDone
 		c.fail("The effect failed, and the caller got "+told.String()+", the same as when it happens.", errorSwallowed, errorIsSeen)
 	}
 	c.t.Logf("the effect failed, and the program answered %s and stays with that: it takes the failure for a definite refusal", quoted(told.answer))
@@ -61,7 +63,7 @@ func (c *scene) definite(told reply) {
 var storeFails = scenario{
 	name:   "StoreFails",
 	did:    "One single call to the storage failed, each in its turn: once without having been executed, and once executed with its reply lost. Then the request was sent again.",
-	users:  "A database restarts, or a connection breaks: " + doubled + ", or an order can never be sent again.",
+	users:  "A database restarts, or a connection breaks: " + doubled + ".",
 	causes: []cause{notRepeated, freedOnError, failOpen},
 	run: func(c *scene) {
 		c.begin("")
@@ -102,7 +104,7 @@ var storeFails = scenario{
 var storeDown = scenario{
 	name:   "StoreDown",
 	did:    "The request was sent while every call to the storage failed, and again when that worked.",
-	users:  "In the minute in which the database is away, every retry is carried out again: " + doubled + "; or orders are acknowledged that nobody has.",
+	users:  "In the minute in which the database is away, every retry is carried out again: " + doubled + ".",
 	causes: []cause{failOpen, errorSwallowed},
 	run: func(c *scene) {
 		c.begin("")
@@ -117,10 +119,12 @@ var storeDown = scenario{
 		n := c.effects()
 		switch {
 		case n > 0:
-			c.fail(fmt.Sprintf("The store could not be asked, and the effect happened all the same: %d time(s). Every repetition has it again.", n), failOpen, outsideClaim)
+			c.fail("The store could not be asked, and the effect happened all the same. Every repetition has it again.", failOpen, outsideClaim)
 		case told.answered():
+			c.users = notDone
 			c.fail("The store could not be asked, nothing was done, and the caller got "+told.String()+".", errorSwallowed)
 		case isFinal(told.err):
+			c.users = givenUp
 			c.fail("The store could not be asked, nothing was done, and the caller was refused for good, with "+told.String()+". He must be told to come again.", "A failure of the storage is taken for a mistake of the caller: the client gives up, a message is dead-lettered.")
 		}
 		first := c.ask(c.request(0))
@@ -192,6 +196,7 @@ func (c *scene) afterCrash(told, again reply) {
 			c.fail(fmt.Sprintf("The effect happened %d times. Under Held it must not happen again before somebody has decided.", n), unknownOutcome)
 		}
 		if again.answered() && n == 0 {
+			c.users = notDone
 			c.fail("The request got "+again.String()+" and has had no effect.", seenBeforeWork)
 		}
 		return
@@ -210,8 +215,10 @@ func (c *scene) afterCrash(told, again reply) {
 	}
 	switch {
 	case !again.answered():
+		c.users = unanswered
 		c.fail("The request is never answered any more: "+again.String()+", each time.", heldForEver)
 	case c.effects() < 1:
+		c.users = notDone
 		c.fail("The request got "+again.String()+" and has had no effect.", seenBeforeWork)
 	}
 	if told.answered() {

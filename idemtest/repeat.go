@@ -7,13 +7,19 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// doubled is what users see of most second effects.
-const doubled = "somebody is charged twice, or gets the parcel, the mail, the booking twice"
+// What users see, of most second effects and of other faults, whatever was done.
+const (
+	doubled    = "somebody is charged twice, or gets the parcel, the mail, the booking twice"
+	unanswered = "Who did not see the first answer never gets it: the customer has paid, and is told that it failed, or that he must not do that. He pays again elsewhere, or calls. A queue delivers the message again until it is given up."
+	twoAnswers = "Who asks again gets another receipt, number or status than the one that is true, and goes on with that."
+	notDone    = "Somebody is told that all is done, and it never is: the order is lost, and nobody notices before the customer does."
+	givenUp    = "Somebody is told that the request is wrong, and gives up, although all he had to do was to wait: the order is lost, or the message is in the dead letters."
+)
 
 var twice = scenario{
 	name:   "Twice",
 	did:    "The request was sent, answered, and sent again with the same key.",
-	users:  "Somebody presses the button again, a job is started a second time, a queue delivers again: " + doubled + "; or is told that it failed although it worked.",
+	users:  "Somebody presses the button again, a job is started a second time, a queue delivers again: " + doubled + ".",
 	causes: []cause{keyPerAttempt, noKey, notStored, outsideClaim, asAnError},
 	run: func(c *scene) {
 		c.begin("")
@@ -101,7 +107,7 @@ func (c *scene) together() {
 var whileRunning = scenario{
 	name:   "WhileRunning",
 	did:    "The request was sent, and sent again while the first one was held just before its effect; then the first one went on.",
-	users:  "The retry that overtakes a slow request: " + doubled + "; or, worse, the repetition is told that all is done, the first attempt fails, and nothing is ever done.",
+	users:  "The retry that overtakes a slow request: " + doubled + ".",
 	causes: []cause{lookThenWrite, busyIsDone, seenBeforeWork, outsideClaim},
 	run: func(c *scene) {
 		c.begin("")
@@ -135,9 +141,11 @@ func (c *scene) refusedForNow(got reply) {
 	c.t.Helper()
 	switch {
 	case got.answered():
+		c.users = notDone
 		c.fail("The repetition of a request that was still running, and had had no effect yet, got "+got.String()+". It must wait, or be told to come again.", busyIsDone, seenBeforeWork)
 	case isFinal(got.err):
-		c.fail("The repetition of a request that was still running was refused for good, with "+got.String()+". It must wait, or be told to come again: a caller who is refused for good gives up, and a message is dead-lettered.", asAnError)
+		c.users = givenUp
+		c.fail("The repetition of a request that was still running was refused for good, with "+got.String()+". It must wait, or be told to come again.", asAnError)
 	}
 }
 
@@ -177,6 +185,7 @@ func (c *scene) one() {
 	case n > 1:
 		c.failf("The effect happened %d times. It must happen once.", n)
 	case n < 1:
+		c.users = notDone
 		c.fail("The request had no effect, although it was answered or not refused for good.", busyIsDone, seenBeforeWork, errorSwallowed)
 	}
 }
@@ -188,8 +197,10 @@ func (c *scene) same(first, again reply) {
 	c.one()
 	switch {
 	case !again.answered():
+		c.users = unanswered
 		c.fail("The effect has happened, and the repetition never gets its answer: "+again.String()+", each time that it asks. The first request got "+first.String()+".", asAnError, notStored)
 	case first.answered() && first.answer != again.answer:
+		c.users = twoAnswers
 		c.fail("The answers differ. The first request got "+first.String()+", and the repetition "+again.String()+". Both must get the same.", otherAnswer, asAnError, notStored)
 	}
 }
