@@ -103,9 +103,10 @@ type Subject struct {
 	// Send sends a request once, without repeating it, as a caller of the
 	// program does, and returns what the caller is told: the answer, as it can
 	// be compared with that of a repetition, or an error, upon which a caller
-	// would try again. A definite refusal ("card declined") is an answer. A
-	// consumer that acknowledges a message answers "", and one that wants it
-	// again returns an error.
+	// would try again. It returns when the work is done, also for a program that
+	// does it in the background. A definite refusal ("card declined") is an
+	// answer. A consumer that acknowledges a message answers "", and one that
+	// wants it again returns an error.
 	//
 	// That the key was used with another payload is an error that is
 	// [ErrConflict] or idem.ErrMismatch. A consumer that gives a message up
@@ -154,7 +155,31 @@ const (
 	MayRepeat
 )
 
-// Run tests the operation in every way that its parts allow, each as a subtest.
+// Run tests the operation in every way that its parts allow, each as a subtest:
+//
+//   - Twice: sent again after it was answered.
+//   - ReplyLost: sent again, three times at once, by a caller who got no answer.
+//   - AtOnce: sent by many callers in the same moment.
+//   - WhileRunning: sent again while the first one is at its effect.
+//   - CallerGone: sent again after the caller hung up between effect and record.
+//   - OtherPayload: the key is used again with another payload: refused, no effect.
+//   - OtherPayloadWhileRunning: the same, while the first one is running.
+//   - OtherKey: the same payload with another key is another operation.
+//   - OtherTenant: the same key of another tenant is another operation.
+//   - LookAlikeKeys: so are keys that have the same 32-bit checksum.
+//   - LookAlikePayloads: so are payloads that have the same 32-bit checksum.
+//   - EffectFails: sent again after the effect failed without having happened.
+//   - StoreFails: each call to the storage fails once, executed or not.
+//   - StoreDown: all calls to the storage fail: nothing may happen.
+//   - LeaseRunsOut: sent again while the first one is stuck for longer than its lease.
+//   - RecordLost: sent again after the storage failed between effect and record.
+//   - Killed/BeforeTheEffect: sent to another process after the first one was killed there.
+//   - Killed/AfterTheEffect: killed between effect and record.
+//   - Killed/BeforeTheReply: killed when all was done but the answer.
+//
+// There must be one effect for each operation, and each of its requests must be
+// given the same answer. After the lease, the storage or the process is lost
+// between effect and record, Operation.AfterCrash says what must hold.
 //
 // For the subtests under "Killed" it starts the test binary again, with
 // -test.run set to the present test, and kills that process in the middle of a
@@ -175,7 +200,7 @@ func Run(t *testing.T, op Operation) {
 	}
 }
 
-// scenarios is the table of contents.
+// scenarios is the table of contents; the documentation of Run has it in words.
 var scenarios = []scenario{
 	twice, replyLost, atOnce, whileRunning, callerGone,
 	otherPayload, otherPayloadWhileRunning, otherKey, otherTenant, lookAlikeKeys, lookAlikePayloads,

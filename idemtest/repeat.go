@@ -157,10 +157,8 @@ var callerGone = scenario{
 	run: func(c *scene) {
 		c.begin("")
 		gone := make(chan *call, 1)
-		arrived := c.newStop()
 		c.e.atEffect(nil, func(_ context.Context, n int) {
 			if n == 1 {
-				arrived.open()
 				(<-gone).cancel()
 			}
 		})

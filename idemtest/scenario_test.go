@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -224,6 +225,100 @@ func TestPE15_CollidingPayloads(t *testing.T) {
 	pair := collision(ids)
 	if pair == nil || string(ids(pair.a)) != `{"id":120}` || string(ids(pair.b)) != `{"id":201}` || pair.sum != "Adler-32" {
 		t.Errorf("the first payloads with the same checksum are %+v", pair)
+	}
+}
+
+// How processes that were to be killed can end instead.
+func TestKilledOtherwise(t *testing.T) {
+	for name, c := range map[string]struct {
+		setup   func(t testing.TB, e *Env) Subject
+		skipped string
+		said    string
+	}{
+		"nothing outlives it": {
+			setup:   func(t testing.TB, e *Env) Subject { return Subject{Send: sound(t, e, nil)} },
+			skipped: "Setup does not call Env.Dir",
+		},
+		"it does not show its effect": {
+			setup: func(_ testing.TB, e *Env) Subject {
+				e.Dir()
+				return Subject{Send: func(context.Context, Request) (string, error) { return "", nil }}
+			},
+			skipped: "the program does not call Env.Effect",
+		},
+		"it fails": {
+			setup: func(_ testing.TB, e *Env) Subject {
+				e.Dir()
+				return Subject{Send: func(context.Context, Request) (string, error) { return "", errors.New("no such host") }}
+			},
+			said: "a single request, to which nothing was done, got the error `no such host`",
+		},
+		"it does not come to Run": {
+			setup: func(t testing.TB, e *Env) Subject {
+				if isChild(t.Name()) {
+					t.Fatal("no free port")
+				}
+				return Subject{}
+			},
+			said: "ended by itself, before it had sent the request. It said:",
+		},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			op := Operation{Setup: c.setup}
+			if isChild(t.Name()) {
+				op.known = &known{}
+				beKilled(t, op)
+				return
+			}
+			r := verdict(t, find(t, "Killed/AfterTheEffect"), op)
+			text := strings.Join(r.said, "\n")
+			if r.failed != (c.said != "") || !strings.Contains(text, c.said) || !strings.Contains(r.skipped, c.skipped) {
+				t.Errorf("skipped: %q, said: %s", r.skipped, text)
+			}
+			if c.said != "" && strings.Contains(c.said, "It said:") && !strings.Contains(text, "no free port") {
+				t.Errorf("what the process said is not in\n%s", text)
+			}
+		})
+	}
+}
+
+// What the process that was killed has done must be there when the next one
+// counts.
+func TestKilledEffectsAreCounted(t *testing.T) {
+	op := Operation{Setup: func(_ testing.TB, e *Env) Subject {
+		e.Dir()
+		effects := 0 // gone with the process
+		return Subject{
+			Send: func(ctx context.Context, _ Request) (string, error) {
+				return "", e.Effect(ctx, func() error { effects++; return nil })
+			},
+			Effects: func() int { return effects },
+		}
+	}}
+	if isChild(t.Name()) {
+		op.known = &known{}
+		beKilled(t, op)
+		return
+	}
+	r := verdict(t, find(t, "Killed/BeforeTheReply"), op)
+	if !r.failed || !strings.Contains(r.said[0], "Subject.Effects has to count what outlives the process") {
+		t.Errorf("skipped: %q, said: %v", r.skipped, r.said)
+	}
+}
+
+// The documentation of Run names each subtest.
+func TestRunIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("idemtest.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, doc, _ := strings.Cut(string(text), "// Run tests the operation")
+	for _, s := range scenarios {
+		if before, rest, ok := strings.Cut(doc, "//   - "+s.name+": "); !ok || strings.Contains(before, "//   - ") {
+			t.Errorf("%s is not documented, or not in its place", s.name)
+		} else {
+			doc = rest
+		}
 	}
 }
 
