@@ -225,7 +225,7 @@ func (d agingWatcher) Watch(ctx context.Context, key, token string) error {
 		return err
 	case <-moved:
 		cancel()
-		<-done
+		_ = <-done
 		return nil
 	}
 }

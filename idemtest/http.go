@@ -56,7 +56,8 @@ type statusError struct {
 }
 
 func (e *statusError) Error() string {
-	return strings.TrimSpace(fmt.Sprintf("%d %s: %s", e.code, http.StatusText(e.code), e.body))
+	text := fmt.Sprintf("%d %s: %s", e.code, http.StatusText(e.code), strings.TrimSpace(e.body))
+	return strings.TrimSuffix(text, ": ")
 }
 
 func (e *statusError) Is(target error) bool {

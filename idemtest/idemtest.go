@@ -96,6 +96,7 @@ type known struct {
 	test             string
 	run              int // which call of Run in its test this is, counted from 1
 	started, usesDir bool
+	twiceFailed      bool // even without any disturbance
 }
 
 // A Subject is a program that has been started for a test.

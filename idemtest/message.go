@@ -22,6 +22,7 @@ const (
 	callersContext cause = "The result is recorded with the caller's context: when the caller hangs up, the effect has happened and its record is cancelled. Record it with a context of its own (context.WithoutCancel); Store.Do does."
 	fingerprint    cause = "The fingerprint leaves out what the two payloads differ in (the amount, for example), or there is none. Put everything into it that makes the request what it is: idem.FingerprintOf(body), or FingerprintJSON."
 	payloadInKey   cause = "The payload is part of the key: another amount is another operation then, and the customer who was to pay once pays both."
+	refusalTouches cause = "The refusal touches the record: the request with the other payload is refused, and frees, replaces or locks the key of the first one on its way (a deferred clean-up, an upsert). Who is refused must write nothing."
 	keyIgnored     cause = "The key is not looked at: requests with the same content are taken for repetitions, whatever their keys. Two orders of the same thing are two orders."
 	tenantMissing  cause = "The key is not scoped to the tenant: customers choose their own keys, and two of them choose the same one. Use Store.Scoped, or a unique index on both columns."
 	checksum       cause = "Duplicates are told by a 32-bit checksum (CRC-32, Adler-32, FNV, a String hash): different requests have the same one, Adler-32 of neighbouring numbers even. Compare the whole key, and a SHA-256 of the payload."
@@ -51,6 +52,9 @@ const mostCauses = 3
 // usual in this scenario.
 func (c *scene) fail(what string, likely ...cause) {
 	c.t.Helper()
+	if c.name == "Twice" {
+		c.op.known.twiceFailed = true
+	}
 	evidence, proven := c.diagnose()
 	if len(likely) == 0 {
 		likely = proven
@@ -103,14 +107,12 @@ func (c *scene) diagnose() (evidence string, proven []cause) {
 	var keys []string
 	completed, effects, early := false, 0, false
 	for _, ev := range c.e.seen(c.event) {
-		switch {
-		case ev.what == "effect":
+		if ev.what == "effect" {
 			effects++
 			early = early || len(keys) == 0
 			continue
-		case ev.what == "complete":
-			completed = true
 		}
+		completed = completed || ev.what == "complete"
 		if !slices.Contains(keys, ev.key) {
 			keys = append(keys, ev.key)
 		}

@@ -337,6 +337,32 @@ var mistakes = []mistake{
 		},
 	},
 	{
+		name:     "a refusal frees the key",
+		caughtBy: "OtherPayload",
+		says:     []string{"The refusal touches the record", "The effect happened 2 times"},
+		passes:   "Twice OtherKey",
+		program: func(_ testing.TB, e *Env) send {
+			var mu sync.Mutex
+			done := newTable()
+			return func(ctx context.Context, r Request) (answer string, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				defer func() {
+					if err != nil {
+						done.remove(r.Key)
+					}
+				}()
+				if payload, ok := done.get(r.Key); ok && payload != string(r.Payload) {
+					return "", ErrConflict
+				} else if ok {
+					return "receipt", nil
+				}
+				done.put(r.Key, string(r.Payload))
+				return "receipt", e.Effect(ctx, nil)
+			}
+		},
+	},
+	{
 		name:     "key not looked at",
 		caughtBy: "OtherKey",
 		says:     []string{"The key is not looked at", "had no effect of its own"},
