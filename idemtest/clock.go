@@ -48,8 +48,8 @@ func Aging(b idem.Backend) (idem.Backend, *Clock) {
 func (c *Clock) Advance(d time.Duration) { c.move(func() { c.skipped = add(c.skipped, d) }) }
 
 // Lapse lets the lease of every claim that is stored now run out, however long
-// it is. It is what a process does that is stopped or dies for those who come
-// after it. A claim that is extended afterwards has a lease again.
+// it is, as if all who hold one had died a while ago. A claim that is extended
+// afterwards has a lease again.
 func (c *Clock) Lapse() { c.move(func() { c.lapses++ }) }
 
 func (c *Clock) move(by func()) {
@@ -218,14 +218,18 @@ func (d agingWatcher) Watch(ctx context.Context, key, token string) error {
 	}
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- d.w.Watch(watching, key, token) }()
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = d.w.Watch(watching, key, token)
+	}()
 	select {
-	case err := <-done:
+	case <-done:
 		return err
 	case <-moved:
 		cancel()
-		_ = <-done
+		<-done
 		return nil
 	}
 }

@@ -3,6 +3,7 @@ package idemtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -66,6 +67,20 @@ var consumers = []mistake{
 		says:     []string{"The error is swallowed", "the same as when it happens"},
 		program: func(_ testing.TB, e *Env) send {
 			return consumer(e, func(r Request) string { return r.Key }, func(error) error { return nil })
+		},
+	},
+	{
+		name:     "a failure is answered and not stored",
+		caughtBy: "EffectFails",
+		says:     []string{"The answer is made anew", "Neither had an effect", "attempt 1`", "attempt 7`"},
+		program: func(_ testing.TB, e *Env) send {
+			attempts := 0
+			return func(context.Context, Request) (string, error) {
+				if attempts++; attempts == 1 {
+					_ = e.Effect(context.Background(), nil)
+				}
+				return fmt.Sprint("failed at attempt ", attempts), nil
+			}
 		},
 	},
 	{

@@ -37,7 +37,7 @@ type wrap struct {
 
 // An event is what the program was seen to do, for the explanation of a failure.
 type event struct {
-	what string // "claim", "complete", "release", "other" or "effect"
+	what string // "effect", or "complete" or "write" for a call to the storage
 	key  string // as it is stored
 }
 
@@ -49,18 +49,14 @@ func (e *Env) Dir() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.usesDir = true
-	dir := filepath.Join(e.homeLocked(), "program")
+	if e.home == "" {
+		e.home = e.t.TempDir()
+	}
+	dir := filepath.Join(e.home, "program")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		panic(fmt.Sprintf("idemtest: %v", err))
 	}
 	return dir
-}
-
-func (e *Env) homeLocked() string {
-	if e.home == "" {
-		e.home = e.t.TempDir()
-	}
-	return e.home
 }
 
 // Wrap returns b in a form in which the kit can make its calls fail and its
@@ -121,14 +117,9 @@ var errEffect = errors.New("idemtest: the effect was made to fail; it has not ha
 // saw notes what a call to the storage was about, and passes on its fault.
 func (e *Env) saw(c Call, script func(Call) Fault) Fault {
 	if c.Method == "Swap" {
-		what := "other"
-		switch c.Record.Status {
-		case idem.InProgress:
-			what = "claim"
-		case idem.Completed:
+		what := "write"
+		if c.Record.Status == idem.Completed {
 			what = "complete"
-		case idem.Released:
-			what = "release"
 		}
 		e.mu.Lock()
 		e.events = append(e.events, event{what, c.Key})

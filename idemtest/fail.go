@@ -35,7 +35,7 @@ var effectFails = scenario{
 		case n == 1:
 			c.same(again, c.ask(c.request(0)))
 		case told.answered():
-			c.definite(told)
+			c.definite(told, again)
 		case again.answered():
 			c.users = notDone
 			c.fail("The effect failed, the first attempt got "+told.String()+", and the second got "+again.String()+" although the effect has never happened.", errorIsSeen, seenBeforeWork)
@@ -47,8 +47,12 @@ var effectFails = scenario{
 
 // definite checks an answer that was given although the effect had failed: it may
 // be a refusal, which is stored and given again, but not the answer of success.
-func (c *scene) definite(told reply) {
+func (c *scene) definite(told, again reply) {
 	c.t.Helper()
+	if again.String() != told.String() {
+		c.users = twoAnswers
+		c.fail("The effect failed. The first attempt got "+told.String()+", and the second "+again.String()+". Neither had an effect, and both must get the same.", otherAnswer, notStored)
+	}
 	c.e.atEffect(nil, nil)
 	c.mark()
 	r := c.request(0)

@@ -101,8 +101,11 @@ func wrapped(b *strings.Builder, heading, text string) {
 // diagnose says what the calls to the storage show about a second effect, and the
 // mistake that they prove.
 func (c *scene) diagnose() (evidence string, proven []cause) {
-	if len(c.e.wrapped()) == 0 {
-		return "", nil
+	c.mu.Lock()
+	operations := len(c.sent)
+	c.mu.Unlock()
+	if len(c.e.wrapped()) == 0 || operations > 1 {
+		return "", nil // more than one effect is as it should be
 	}
 	var keys []string
 	completed, effects, early := false, 0, false

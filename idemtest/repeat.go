@@ -57,8 +57,11 @@ var atOnce = scenario{
 	run: func(c *scene) {
 		c.begin("")
 		c.together()
+		if c.e.reach() > 0 {
+			return
+		}
 		// Who does not come to Env.Effect cannot be held, and overlaps by luck.
-		for range 4 * (1 - min(1, c.e.reach())) {
+		for range 4 {
 			c.key = idem.NewKey()
 			c.mark()
 			c.together()

@@ -73,7 +73,11 @@ type scene struct {
 	mu      sync.Mutex
 	running int
 	calls   []*call
+	sent    map[operation]bool // since mark
 }
+
+// An operation is what requests are about that have it in common.
+type operation struct{ tenant, key string }
 
 // begin starts the program, in home if that is not "".
 func (c *scene) begin(home string) {
@@ -93,6 +97,9 @@ func (c *scene) begin(home string) {
 func (c *scene) mark() {
 	c.base = c.total()
 	c.event = len(c.e.seen(0))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent = make(map[operation]bool)
 }
 
 func (c *scene) total() int {
@@ -184,6 +191,7 @@ func (c *scene) start(r Request) *call {
 	c.mu.Lock()
 	c.running++
 	c.calls = append(c.calls, a)
+	c.sent[operation{r.Tenant, r.Key}] = true
 	c.mu.Unlock()
 	go func() {
 		returned := false
