@@ -72,7 +72,7 @@ var consumers = []mistake{
 	{
 		name:     "a failure is answered and not stored",
 		caughtBy: "EffectFails",
-		says:     []string{"The answer is made anew", "Neither had an effect", "attempt 1`", "attempt 7`"},
+		says:     []string{"The answer is made anew", "Neither had an effect", "attempt 1`", "attempt 2`"},
 		program: func(_ testing.TB, e *Env) send {
 			attempts := 0
 			return func(context.Context, Request) (string, error) {

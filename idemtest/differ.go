@@ -50,7 +50,8 @@ func (c *scene) refusesOther(first, other reply, likely cause) {
 	case other.answered() && other.answer == first.answer:
 		c.fail(sent+"The second request got the same as the first one, "+other.String()+", as if it had been carried out. It must be refused.", fingerprint)
 	case other.answered():
-		c.fail(sent+"The second request got "+other.String()+". It must be refused, with an error that is ErrConflict.", fingerprint)
+		c.fail(sent+"The second request got "+other.String()+". It must be refused, with an error that is ErrConflict.",
+			"The refusal looks like an answer: the program may have noticed the other payload, but says so with a status or a text that callers take for success. An HTTP handler answers 422; Send returns an error that is ErrConflict.")
 	case !isConflict(other.err):
 		c.users = "A client that uses a key twice by mistake tries for ever, and a queue delivers the message for ever; nobody learns of the mistake."
 		c.fail(sent+"The second request got "+other.String()+", upon which it is sent again, for ever. It must be told that it is wrong: Send returns an error that is ErrConflict, an HTTP handler answers 422.",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/adler32"
 	"hash/crc32"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -334,6 +335,24 @@ var mistakes = []mistake{
 				out, err := store.Do(ctx, r.Key+idem.FingerprintOf(r.Payload).String(), idem.Fingerprint{}, plain(e))
 				return string(out.Result.Body), err
 			}
+		},
+	},
+	{
+		name:     "a refusal looks like an answer",
+		caughtBy: "OtherPayload",
+		says:     []string{"The refusal looks like an answer", "200 OK", "another order has this key"},
+		passes:   "Twice OtherKey",
+		program: func(_ testing.TB, e *Env) send {
+			done := newTable()
+			return HTTP(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				if done.insert(r.Header.Get("Idempotency-Key"), string(body)) {
+					_ = e.Effect(r.Context(), nil)
+				}
+				if was, _ := done.get(r.Header.Get("Idempotency-Key")); was != string(body) {
+					fmt.Fprint(w, `{"error":"another order has this key"}`)
+				}
+			}), post)
 		},
 	},
 	{

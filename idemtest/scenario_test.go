@@ -342,3 +342,23 @@ func TestHangingSendFails(t *testing.T) {
 		}
 	})
 }
+
+// A failure may be stored as a definite refusal; that is said, and no fault.
+func TestDefiniteRefusal(t *testing.T) {
+	op := Operation{Setup: func(t testing.TB, e *Env) Subject {
+		store := open(t, e, nil)
+		return Subject{Send: func(ctx context.Context, r Request) (string, error) {
+			out, err := store.Do(ctx, r.Key, idem.Fingerprint{}, func(ctx context.Context, _ *idem.Claim) (idem.Result, error) {
+				if e.Effect(ctx, nil) != nil {
+					return idem.Result{Body: []byte("declined")}, nil
+				}
+				return idem.Result{Body: []byte("paid")}, nil
+			})
+			return string(out.Result.Body), err
+		}}
+	}}
+	r := verdict(t, find(t, "EffectFails"), op)
+	if r.failed || len(r.logged) != 1 || !strings.Contains(r.logged[0], "answered `declined` and stays with that") {
+		t.Errorf("%q, %v, %v", r.skipped, r.said, r.logged)
+	}
+}
