@@ -115,7 +115,7 @@ func (s *Store) Abandon(ctx context.Context, c *Claim) error {
 }
 
 func (s *Store) abandoned(now Record) Record {
-	now.Lease, now.TTL = 0, s.claimTTL()
+	now.Lease, now.TTL = 0, max(now.TTL, s.claimTTL())
 	return now
 }
 
@@ -153,7 +153,7 @@ func (s *Store) renewed(now Record) (Record, error) {
 	if now.Status != InProgress {
 		return Record{}, ErrLost
 	}
-	now.Lease, now.TTL = s.opts.Lease, s.claimTTL()
+	now.Lease, now.TTL = s.opts.Lease, max(now.TTL, s.claimTTL())
 	return now, nil
 }
 

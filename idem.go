@@ -358,7 +358,10 @@ func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerpri
 	return c.last
 }
 
-// claimTTL is how long a record in progress is kept.
+// claimTTL is how long a record in progress is kept. A Store that goes on with a
+// claim of another Store does not make that shorter: what is not forgotten by
+// age under Hold is not forgotten because somebody with other options looked
+// after it.
 func (s *Store) claimTTL() time.Duration {
 	if s.opts.OnLapse == Hold {
 		return held

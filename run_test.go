@@ -232,6 +232,53 @@ func TestRunIsObserved(t *testing.T) {
 	})
 }
 
+// Whoever looks after a claim with other options does not make its record expire
+// that was to be kept for ever.
+func TestHoldSurvivesAStoreWithTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		b := memory.New()
+		hold := open(t, b, &idem.Options{Lease: lease, OnLapse: idem.Hold})
+		takeover := open(t, b, &idem.Options{Lease: lease})
+		steps := map[string]func(c *idem.Claim) error{
+			"extend":     func(c *idem.Claim) error { return takeover.Extend(ctx, c) },
+			"checkpoint": func(c *idem.Claim) error { return takeover.Checkpoint(ctx, c, []byte("n")) },
+			"abandon":    func(c *idem.Claim) error { return takeover.Abandon(ctx, c) },
+			"reclaim": func(c *idem.Claim) error {
+				if err := hold.Abandon(ctx, c); err != nil {
+					return err
+				}
+				_, err := takeover.Reclaim(ctx, c.Key, 1)
+				return err
+			},
+			"recovery": func(c *idem.Claim) error {
+				if err := hold.Abandon(ctx, c); err != nil {
+					return err
+				}
+				found, err := takeover.Reclaim(ctx, c.Key, 1)
+				if err != nil {
+					return err
+				}
+				if _, err = takeover.Run(ctx, found, returning(new(atomic.Int64), result1, errBroken)); err != errBroken {
+					return fmt.Errorf("Run: %w", err)
+				}
+				return nil
+			},
+		}
+		for name, step := range steps {
+			if err := step(begin(t, hold, name, payloadA)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		time.Sleep(365 * 24 * time.Hour)
+		for name := range steps {
+			if _, _, err := hold.Begin(ctx, name, payloadA); !errors.Is(err, idem.ErrUnresolved) {
+				t.Errorf("%s, a year later: %v; want ErrUnresolved", name, err)
+			}
+		}
+	})
+}
+
 func TestClaimKnowsItsScope(t *testing.T) {
 	s := open(t, nil, nil)
 	for _, want := range [][]string{nil, {"shop"}, {"shop", "tenant"}} {
