@@ -41,7 +41,8 @@
 // Abandon. What happens then is the Store's [LapsePolicy]: with Takeover the
 // next request runs the operation again and its claim says so; with Hold
 // nothing runs until [Store.Resolve], [Store.Forget] or [Store.Reclaim] has
-// decided.
+// decided. Package janitor finds such attempts and calls a function of the program
+// that finds out what they did; it also deletes records whose retention is over.
 //
 // # Transactions
 //

@@ -2,8 +2,10 @@ package janitor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -311,5 +313,85 @@ func sweepTwice(t *testing.T, s storage, workers int) {
 		if got := s.stored(t); got != liveRecords+claims {
 			t.Errorf("%d records are stored, want %d and the %d of the workers", got, liveRecords, claims)
 		}
+	}
+}
+
+// Two janitors at once recover each claim once, on every storage and in every scope.
+func TestRecoveryOnEachStorage(t *testing.T) {
+	for name, storageOf := range map[string]func(t *testing.T) storage{
+		"bolt":     func(t *testing.T) storage { return boltStorage(t, 0) },
+		"postgres": func(t *testing.T) storage { return postgresStorage(t, 1) },
+		"redis":    func(t *testing.T) storage { return redisStorage(t, 0, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := storageOf(t)
+			const claims = 100 // of each kind and scope
+			stores := []*idem.Store{
+				open(t, s.handles[0], &idem.Options{OnLapse: idem.Hold}),
+				open(t, s.handles[1], &idem.Options{OnLapse: idem.Hold, Scope: "shop"}).Scoped("tenant *?[%_"),
+			}
+			kinds := map[string]idem.Status{"done": idem.Completed, "void": idem.Released, "open": idem.InProgress}
+			var filling sync.WaitGroup
+			for _, store := range stores {
+				for kind := range kinds {
+					filling.Go(func() {
+						for i := range claims {
+							lapse(t, store, fmt.Sprintf("%s %d", kind, i), kind)
+						}
+					})
+				}
+			}
+			filling.Wait()
+			var mu sync.Mutex
+			tried := map[string]int{}
+			opts := &janitor.Options{Recover: func(_ context.Context, c *idem.Claim) (idem.Result, error) {
+				mu.Lock()
+				tried[fmt.Sprint(c.Scope(), c.Key)]++
+				mu.Unlock()
+				switch string(c.Checkpoint) {
+				case "done":
+					return idem.Result{Code: 201}, nil
+				case "void":
+					return idem.Result{}, idem.NoEffect(errors.New("nothing happened"))
+				}
+				return idem.Result{}, errors.New("unknown")
+			}}
+			var reports [2]janitor.Report
+			var sweeping sync.WaitGroup
+			for i, b := range s.handles {
+				sweeping.Go(func() { reports[i], _ = janitor.Sweep(context.Background(), b, opts) })
+			}
+			sweeping.Wait()
+			all := len(stores) * claims
+			if n := reports[0].Recovered + reports[1].Recovered; n != all {
+				t.Errorf("%d recovered, want %d", n, all)
+			}
+			if n := reports[0].Freed + reports[1].Freed; n != all {
+				t.Errorf("%d freed, want %d", n, all)
+			}
+			for i, r := range reports {
+				if r.Incomplete || r.Unresolved != len(r.Errors) && len(r.Errors) < 100 {
+					t.Errorf("janitor %d: %+v", i, r)
+				}
+			}
+			for _, store := range stores {
+				for kind, status := range kinds {
+					for i := range claims {
+						key := fmt.Sprintf("%s %d", kind, i)
+						if r := lookup(t, store, key); r.Status != status || status == idem.InProgress && !r.Lapsed() {
+							t.Errorf("%s: %+v", key, r)
+						}
+					}
+				}
+			}
+			if len(tried) != 3*all {
+				t.Errorf("%d claims were tried, want %d", len(tried), 3*all)
+			}
+			for key, n := range tried {
+				if n != 1 && !strings.Contains(key, "open") {
+					t.Errorf("%s was recovered %d times", key, n)
+				}
+			}
+		})
 	}
 }
