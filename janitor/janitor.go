@@ -97,8 +97,8 @@ type Options struct {
 	Interval time.Duration
 
 	// Budget is how long a run goes on beginning batches, and then, as long
-	// again, recoveries. What is left is for the next run. By default it is half of
-	// the Interval, and unlimited in Sweep.
+	// again, recoveries; it begins one of each at least. What is left is for the
+	// next run. By default it is half of the Interval, and unlimited in Sweep.
 	Budget time.Duration
 
 	// Recover finds out what became of an operation whose attempt ended without
@@ -202,7 +202,7 @@ func Run(ctx context.Context, b idem.Backend, opts *Options) error {
 		return err
 	}
 	if j.Budget == 0 {
-		j.Budget = max(1, j.Interval/2)
+		j.Budget = max(j.Interval/2, 1)
 	}
 	for ctx.Err() == nil {
 		j.run(ctx)
@@ -242,8 +242,9 @@ func (j *janitor) run(ctx context.Context) Report {
 
 // sweep deletes expired records until none are left or the budget is spent.
 func (j *janitor) sweep(ctx context.Context, r *reporter) {
-	for until := j.deadline(); ; {
-		if spent(ctx, until) {
+	until := j.deadline()
+	for begun := 0; ; begun++ {
+		if spent(ctx, until, begun) {
 			r.incomplete()
 			return
 		}
@@ -272,8 +273,10 @@ func (j *janitor) deadline() time.Time {
 	return time.Now().Add(j.Budget)
 }
 
-func spent(ctx context.Context, until time.Time) bool {
-	return ctx.Err() != nil || !until.IsZero() && !time.Now().Before(until)
+// spent reports whether a part of a run that has begun so many things begins no
+// more. One is always in the budget.
+func spent(ctx context.Context, until time.Time, begun int) bool {
+	return ctx.Err() != nil || begun > 0 && !until.IsZero() && !time.Now().Before(until)
 }
 
 // guard makes one call of the backend, which may panic, or never answer.

@@ -25,6 +25,7 @@ type leftover struct {
 	tries int
 	next  time.Time // not before
 	seen  bool      // in the listing at hand
+	over  bool      // it was decided; a claim with this key is another one
 }
 
 // recoverAll has Recover decide about the lapsed claims whose turn it is.
@@ -32,7 +33,7 @@ func (j *janitor) recoverAll(ctx context.Context, r *reporter) {
 	for _, l := range j.left {
 		l.seen = false
 	}
-	until := j.deadline()
+	until, begun := j.deadline(), 0
 	var running sync.WaitGroup
 	defer running.Wait()
 	free := make(chan struct{}, j.Parallel)
@@ -59,10 +60,11 @@ func (j *janitor) recoverAll(ctx context.Context, r *reporter) {
 			case free <- struct{}{}:
 			case <-ctx.Done():
 			}
-			if spent(ctx, until) {
+			if spent(ctx, until, begun) {
 				r.incomplete()
 				return
 			}
+			begun++
 			running.Go(func() {
 				defer func() { <-free }()
 				j.recoverOne(ctx, r, e, l)
@@ -81,12 +83,15 @@ func (j *janitor) recoverAll(ctx context.Context, r *reporter) {
 // the listing has had it before.
 func (j *janitor) found(e idem.Entry) (l *leftover, again bool) {
 	l = j.left[e.Key]
-	if l == nil {
+	if l != nil && l.seen {
+		return l, true
+	}
+	if l == nil || l.over {
 		l = &leftover{since: time.Now().Add(-max(0, e.Record.Age-e.Record.Lease))}
 		j.left[e.Key] = l
 	}
-	again, l.seen = l.seen, true
-	return l, again
+	l.seen = true
+	return l, false
 }
 
 // recoverOne takes over a lapsed claim and ends it as Recover says. It is a
@@ -97,7 +102,7 @@ func (j *janitor) recoverOne(ctx context.Context, r *reporter, e idem.Entry, l *
 		if p := recover(); p != nil {
 			err = &panicked{p, debug.Stack()}
 		}
-		if err != nil {
+		if l.over = err == nil; !l.over {
 			l.later(j.Interval)
 			r.leave(ctx, e, l.since, l.next, err)
 		}

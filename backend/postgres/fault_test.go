@@ -21,7 +21,7 @@ import (
 	"github.com/idem-go/idem/internal/testpg"
 )
 
-var fates = map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth}
+var fates = map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth, "half the reply": faultproxy.TruncateReply, "reset": faultproxy.Reset}
 
 // Reliability rows 5 and 6: the request or the reply of a claim or a completion
 // is lost, or both. Nobody is locked out by his own claim, and a completion that
