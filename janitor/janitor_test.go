@@ -174,6 +174,11 @@ func TestBudget(t *testing.T) {
 				t.Errorf("%+v, want 10 batches in 10 s", r)
 			}
 		}
+		// However small the budget is, every run gets on.
+		before := rest
+		if r, err := janitor.Sweep(context.Background(), b, &janitor.Options{Budget: 1}); err != nil || r.Swept != 1000 || !r.Incomplete || rest != before-1000 {
+			t.Errorf("with a budget of 1 ns: %+v, %v", r, err)
+		}
 		// Once, for a scheduled job, it goes to the end.
 		left := rest
 		if r, err := janitor.Sweep(context.Background(), b, nil); err != nil || r.Swept != left || r.Incomplete || rest != 0 {
