@@ -18,6 +18,14 @@ const (
 	lastPoll  = 100 * time.Millisecond
 )
 
+// NoWait returns a Store with the same rules that does not wait for a running
+// duplicate: see Options.NoWait.
+func (s *Store) NoWait() *Store {
+	impatient := *s
+	impatient.opts.NoWait = true
+	return &impatient
+}
+
 // Wait returns nil when no attempt is running under key: it is completed, was
 // released, its lease ran out, or it was never there. It returns
 // [ErrInProgress] at once with Options.NoWait or in a transaction, and an error
