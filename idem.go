@@ -474,7 +474,7 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 // pause waits for about d and reports whether ctx is still alive. Those who
 // pause together do not come back together.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
+	t := time.NewTimer(jitter(d))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -482,4 +482,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// jitter returns a duration from half of d to d.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
 }
