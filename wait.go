@@ -170,7 +170,7 @@ func watchOnce(ctx context.Context, w Watcher, stored string, present Record) bo
 // pause waits for about d and reports whether ctx is still alive. Those who
 // pause together do not come back together.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
+	t := time.NewTimer(jitter(d))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -178,4 +178,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// jitter returns a duration from half of d to d.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
 }
