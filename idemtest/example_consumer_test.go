@@ -37,19 +37,12 @@ func book(_ context.Context, tx *bbolt.Tx, message []byte) error {
 	return b.Put(fmt.Append(nil, n), message)
 }
 
-var errDeadLetter = errors.New("dead letter")
-
-// handle returns nil for a message that the broker may forget, errDeadLetter for
-// one that a person has to look at, and any other error for one that is to be
-// delivered again.
-func (c *consumer) handle(ctx context.Context, id string, message []byte) error {
+// handle handles a delivery and says how to settle it with the broker.
+func (c *consumer) handle(ctx context.Context, id string, message []byte, delivery int) idem.Settlement {
 	_, err := c.backend.Do(ctx, c.store, id, idem.FingerprintOf(message), func(ctx context.Context, tx *bbolt.Tx, _ *idem.Claim) (idem.Result, error) {
 		return idem.Result{}, c.book(ctx, tx, message)
 	})
-	if errors.Is(err, idem.ErrMismatch) || errors.Is(err, idem.ErrKey) {
-		return errors.Join(errDeadLetter, err)
-	}
-	return err
+	return idem.Settle(err, delivery)
 }
 
 // testConsumer is the whole test of a consumer of messages. Its file is in e.Dir,
@@ -68,11 +61,13 @@ func testConsumer(t *testing.T) {
 			}
 			return idemtest.Subject{
 				Send: func(ctx context.Context, r idemtest.Request) (string, error) {
-					err := program.handle(ctx, r.Key, r.Payload)
-					if errors.Is(err, errDeadLetter) {
+					switch program.handle(ctx, r.Key, r.Payload, 1).Action {
+					case idem.Ack:
+						return "", nil
+					case idem.DeadLetter:
 						return "", idemtest.ErrConflict
 					}
-					return "", err
+					return "", errors.New("to be delivered again")
 				},
 				Effects: func() int { return countBookings(t, db) },
 			}
