@@ -45,6 +45,11 @@ type event struct {
 // database, say. It is the same one for a process that is killed and for the one
 // that is started after it, and empty at first. A program that keeps nothing
 // there is not killed: "Killed" is skipped.
+//
+// A program whose data is on a server calls Dir all the same, in Setup, to say
+// that it outlives the process. The process that is killed has to find the same
+// server and tables: where they are belongs into its environment, by t.Setenv
+// before Run.
 func (e *Env) Dir() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
