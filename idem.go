@@ -251,6 +251,9 @@ func (s *Store) With(b Backend) *Store {
 	return &bound
 }
 
+// Options returns the Store's options with the defaults filled in.
+func (s *Store) Options() Options { return s.opts }
+
 // Begin asks for the key. It returns exactly one of three:
 //
 //   - a Claim: the caller runs the operation and ends the claim;
