@@ -1,4 +1,4 @@
-// Package idemtest forces the repetitions of operation life into a program's own
+// Package idemtest brings the repetitions that happen in operation into a program's own
 // tests: the request that is sent twice, twice at once, while the first one is
 // still running, after its answer was lost, after the process died.
 //
