@@ -16,7 +16,15 @@ help: ## list the targets
 test: ## all tests of all modules, with the race detector and in random order, and the few that go without it
 	go test -race -shuffle=on ./...
 	go test -run 'Allocations|CollidingHashes' ./...
-	@set -e; for dir in $(NESTED); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
+	@set -e; for dir in $(filter-out faulttest,$(NESTED)); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
+
+.PHONY: faults
+faults: ## histories of all storages under faults, checked for linearizability, and storages that are wrong on purpose (4 minutes)
+	cd faulttest && go test -timeout 20m ./...
+
+.PHONY: faults-long
+faults-long: ## the same twenty times (more than an hour)
+	cd faulttest && go test -timeout 6h ./... -long
 
 .PHONY: short
 short: ## the tests without their long runs
