@@ -25,6 +25,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if storage := os.Getenv(childEnv); storage != "" {
+		if err := child(storage, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	goredis.SetLogger(silent{}) // the faults are on purpose
 	code := m.Run()
