@@ -126,7 +126,9 @@ func TestPostgres(t *testing.T) {
 				perform: func(_ *testing.T, seed uint64) (*history, error) {
 					disturb(proxy, f.perThousand, seed)
 					defer proxy.Judge(nil)
-					return over(clocked, b, faults{}, seed)
+					p := clocked
+					p.repeats = true // with another connection of the pool
+					return over(p, b, faults{}, seed)
 				},
 			}.run(t)
 		})
@@ -164,7 +166,7 @@ func TestRedis(t *testing.T) {
 						disturb(proxy, f.perThousand, seed)
 						defer proxy.Judge(nil)
 						p := clocked
-						p.hidden = retries > 0
+						p.repeats = retries > 0
 						return over(p, b, faults{}, seed)
 					},
 				}.run(t)
@@ -184,7 +186,7 @@ func TestCheckThenAct(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			seed := testenv.Seed(t)
 			b := open(t)
-			histories := times(10)
+			histories, missed := times(10), 0
 			for i := range uint64(histories) {
 				rnd := mathrand.New(mathrand.NewPCG(seed+i, 0))
 				h, err := over(clocked, newMutant(b, checkThenAct, 10*time.Millisecond, rnd), faults{}, seed+i)
@@ -192,9 +194,11 @@ func TestCheckThenAct(t *testing.T) {
 					t.Fatal(err)
 				}
 				if verdict := h.check(); verdict != porcupine.Illegal && err == nil {
+					missed++
 					t.Errorf("history %d of a storage that %s is %v", i, checkThenAct, verdict)
 				}
 			}
+			reportRounds("a program that looks first and writes later", name, histories, missed)
 		})
 	}
 }

@@ -32,6 +32,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if path := os.Getenv(crashChildEnv); path != "" {
+		if err := crashChild(path, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	goredis.SetLogger(silent{}) // the faults are on purpose
 	code := m.Run()

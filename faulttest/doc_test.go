@@ -21,6 +21,14 @@ func report(storage, faults string, f figures, violations int) {
 	lines[begins] = fmt.Sprintf("%s %d | %d | %d | %d | %d | %d |", begins, f.Histories, f.Calls, f.Unknown, f.Takeovers, f.Refused, violations)
 }
 
+// reportRounds notes down the figures of a test that is no campaign.
+func reportRounds(fault, storage string, rounds, violations int) {
+	reportMu.Lock()
+	defer reportMu.Unlock()
+	begins := fmt.Sprintf("| %s | %s |", fault, storage)
+	lines[begins] = fmt.Sprintf("%s %d | %d |", begins, rounds, violations)
+}
+
 // updateDoc puts the lines of this run into the tables of the document, in the
 // place of those that begin like them.
 func updateDoc(path string) error {

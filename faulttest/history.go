@@ -72,11 +72,13 @@ func (w *worker) note(q request, a answer, s *sent) {
 	}
 	q.ret = q.call + int64(late)
 	for _, r := range unsure {
-		h.Unknown++
+		if r.told {
+			h.Unknown++
+		}
 		h.add(w.unanswered(q, r), answer{said: unknown}, w.number)
 	}
 	if a.said == unknown && len(unsure) > 0 && (q.op == begin || q.op == reclaim) {
-		g := w.unanswered(q, attempted{last, unsure[len(unsure)-1].takeover})
+		g := w.unanswered(q, attempted{last, unsure[len(unsure)-1].takeover, true})
 		g.op, g.frees = giveBack, !g.takeover
 		h.add(g, answer{said: unknown}, w.number)
 	}

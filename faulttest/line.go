@@ -153,7 +153,10 @@ func (l *line) Probe(key string) bool {
 
 // A sent is what one call of a Store has sent to the storage.
 type sent struct {
-	hidden bool // the client repeats by itself what it got no answer to, and does not say so
+	// A client may repeat by itself what it got no answer to. If it then finds
+	// another record in the way, it may have been there the first time: what took
+	// longer than this, if it is above 0, is taken for such a write.
+	repeated time.Duration
 
 	mu      sync.Mutex
 	last    idem.Record // the last one to be written
@@ -161,10 +164,11 @@ type sent struct {
 	unsure  []attempted // writes that may have taken place
 }
 
-// An attempted write is a record that was sent, and whether it was to take over.
+// An attempted write is a record that was sent, whether it was to take over, and
+// whether its sender was told that the answer is lost.
 type attempted struct {
 	idem.Record
-	takeover bool
+	takeover, told bool
 }
 
 type sentKey struct{}
@@ -197,18 +201,13 @@ func (s *sent) swapped(new, got idem.Record, err error, took time.Duration) {
 	case err == nil && got.Token == new.Token:
 		s.unsure = slices.DeleteFunc(s.unsure, this)
 	case slices.ContainsFunc(s.unsure, this):
-	case err != nil || s.hidden && took > hiddenPause:
-		// A client that repeats a request whose answer was lost may find that
-		// somebody else has been there in the meantime.
-		s.unsure = append(s.unsure, attempted{new, s.present.Status == idem.InProgress})
+	case err != nil || s.repeated > 0 && took >= s.repeated:
+		s.unsure = append(s.unsure, attempted{new, s.present.Status == idem.InProgress, err != nil})
 	}
 	if err == nil {
 		s.present = got
 	}
 }
-
-// hiddenPause is what a client waits at least before it repeats a request.
-const hiddenPause = 5 * time.Millisecond
 
 // result returns what may have been written, and the last record sent.
 func (s *sent) result() (unsure []attempted, last idem.Record) {

@@ -1,6 +1,7 @@
 package faulttest
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -38,11 +39,14 @@ func TestMutants(t *testing.T) {
 			t.Errorf("a storage without a fault was refused in %d histories of %d", n, histories)
 		}
 	})
+	missed := 0
 	for _, fault := range mutants {
 		t.Run(strings.ReplaceAll(fault, " ", "-"), func(t *testing.T) {
 			if n := noticed(t, fault, histories); n < histories {
+				missed += histories - n
 				t.Errorf("a storage that %s was noticed in %d histories of %d only", fault, n, histories)
 			}
 		})
 	}
+	reportRounds(fmt.Sprintf("%d kinds of storages that are wrong on purpose", len(mutants)), "memory", histories*len(mutants), missed)
 }

@@ -161,6 +161,16 @@ func servers(t *testing.T, test func(t *testing.T, storage string, s *idem.Store
 	}
 }
 
+// reportProcesses notes down the figures of a test of servers.
+func reportProcesses(t *testing.T, fault string, rounds int) {
+	violations := 0
+	if t.Failed() {
+		violations = rounds // any of them may be wrong
+	}
+	_, storage, _ := strings.Cut(t.Name(), "/")
+	reportRounds(fault, storage, rounds, violations)
+}
+
 func migrate(t *testing.T, url, schema string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
@@ -227,6 +237,7 @@ func TestRow24_StoppedProcess(t *testing.T) {
 			p.want(ended)
 			wantResult(t, s, key)
 		}
+		reportProcesses(t, "a process stopped for longer than its lease", rounds)
 	})
 }
 
@@ -244,5 +255,6 @@ func TestRow12b_KilledProcess(t *testing.T) {
 			takeOver(t, s, key)
 			wantResult(t, s, key)
 		}
+		reportProcesses(t, "a process killed with a claim", rounds)
 	})
 }

@@ -19,7 +19,7 @@ type plan struct {
 	lease                 time.Duration
 	patience              time.Duration // the longest that a call may take
 	slack                 time.Duration // see state.clockSlack
-	hidden                bool          // see sent.hidden
+	repeats               bool          // the client repeats by itself what it got no answer to, and does not say so
 	scope                 string        // of its keys, where histories share a storage
 }
 
@@ -215,7 +215,14 @@ func (w *worker) asking(what op, k string) (request, *sent, context.Context, con
 	if policy(k) == idem.Hold {
 		q.hold, q.ttl = true, 100*365*24*time.Hour
 	}
-	s := &sent{hidden: w.hidden}
+	s := &sent{}
+	if w.repeats {
+		// Others can take the place of what a call has written when its lease is
+		// over; what Forget has freed is theirs at once.
+		if s.repeated = w.lease / 2; what == forget {
+			s.repeated = 1
+		}
+	}
 	ctx, cancel := context.WithTimeout(withSent(context.Background(), s), patience)
 	q.call = w.now()
 	return q, s, ctx, cancel
