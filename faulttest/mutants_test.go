@@ -14,6 +14,9 @@ import (
 	"github.com/idem-go/idem/internal/testenv"
 )
 
+// lossier is where a fault that needs another to show has its chance.
+var lossier = faults{loseRequest: 10, loseReply: 40, delayRequest: 5, transit: 20 * time.Millisecond, delay: 2 * time.Second}
+
 // The check notices every fault, in ten histories of ten, and none where there is
 // none.
 func TestMutants(t *testing.T) {
@@ -21,7 +24,7 @@ func TestMutants(t *testing.T) {
 	noticed := func(t *testing.T, fault string, histories int) int {
 		n := 0
 		for i := range uint64(histories) {
-			h, err := inMemory(t, lossy, seed+i, func(rnd *rand.Rand) idem.Backend {
+			h, err := inMemory(t, lossier, seed+i, func(rnd *rand.Rand) idem.Backend {
 				return newMutant(memory.New(), fault, 50*time.Millisecond, rnd)
 			})
 			switch verdict := h.check(); {

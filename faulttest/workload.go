@@ -147,6 +147,9 @@ func (w *worker) decide(k string, attempt int) {
 
 // hold is what becomes of a claim.
 func (w *worker) hold(c *held) {
+	if w.roll(15) {
+		w.do(checkpoint, c, w.text())
+	}
 	if w.roll(25) { // too long, mostly
 		w.sleep(w.lease + time.Duration(w.rnd.Int64N(int64(w.lease))))
 		if w.roll(50) {
@@ -158,9 +161,6 @@ func (w *worker) hold(c *held) {
 	}
 	if w.roll(12) {
 		w.do(extend, c, "")
-	}
-	if w.roll(12) {
-		w.do(checkpoint, c, w.text())
 	}
 	end, result := release, ""
 	switch n := w.rnd.IntN(100); {
@@ -179,7 +179,7 @@ func (w *worker) hold(c *held) {
 		}
 		w.do(end, c, result)
 	}
-	if end != complete && w.roll(20) { // an end that is not the end
+	if end != complete && w.roll(40) { // an end that is not the end
 		w.do([]op{extend, complete, release, abandon}[w.rnd.IntN(4)], c, w.text())
 	}
 }
