@@ -32,8 +32,9 @@ var (
 	}
 	malformedKey = problem{
 		status: http.StatusBadRequest, reason: "malformed-key",
-		title: "Idempotency-Key is malformed",
-	} // the detail says how
+		title:  "Idempotency-Key is malformed",
+		detail: "The detail of the answer says what is wrong with the header. Nothing was done.",
+	}
 	unreadableBody = problem{
 		status: http.StatusBadRequest, reason: "unreadable-body",
 		title:  "The request body could not be read",
@@ -41,8 +42,9 @@ var (
 	}
 	bodyTooLarge = problem{
 		status: http.StatusRequestEntityTooLarge, reason: "body-too-large",
-		title: "The request body is too large",
-	} // the detail has the limit
+		title:  "The request body is too large",
+		detail: "The detail of the answer has the limit. Nothing was done.",
+	}
 	keyReused = problem{
 		status: http.StatusUnprocessableEntity, reason: "key-reused",
 		title:  "Idempotency-Key is already used",
