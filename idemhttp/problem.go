@@ -137,9 +137,6 @@ func seconds(d time.Duration) int {
 // refuse answers a request with a problem.
 func (m *middleware) refuse(w http.ResponseWriter, p problem) {
 	h := w.Header()
-	for _, name := range []string{"Content-Length", "Content-Encoding", "Etag", "Last-Modified"} {
-		h.Del(name)
-	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Content-Language", "en")
 	h.Set("Cache-Control", "no-store")

@@ -21,6 +21,10 @@ type recorder struct {
 	under http.ResponseWriter
 	limit int // bytes of the body that are kept
 
+	// encoding is the Content-Encoding that has been set around this handler, by
+	// what will compress what it gets. The answer here is plain.
+	encoding string
+
 	header  http.Header // what the handler sees and changes
 	status  int         // 0 until the handler has called WriteHeader
 	sent    http.Header // the header at that moment
@@ -33,7 +37,7 @@ func newRecorder(w http.ResponseWriter, limit int) *recorder {
 	if header == nil {
 		header = make(http.Header)
 	}
-	return &recorder{under: w, limit: limit, header: header}
+	return &recorder{under: w, limit: limit, encoding: header.Get("Content-Encoding"), header: header}
 }
 
 // Unwrap lets [http.ResponseController] find what the connection can do besides.
@@ -150,7 +154,7 @@ func (rec *recorder) end() {
 		return
 	}
 	h := rec.sent
-	if _, set := h["Content-Type"]; !set && len(rec.body) > 0 && h.Get("Content-Encoding") == "" {
+	if _, set := h["Content-Type"]; !set && len(rec.body) > 0 && h.Get("Content-Encoding") == rec.encoding {
 		h.Set("Content-Type", http.DetectContentType(rec.body))
 	}
 	h.Del("Transfer-Encoding")
@@ -167,6 +171,9 @@ func (rec *recorder) result(kept []string) idem.Result {
 		if canonical := http.CanonicalHeaderKey(name); slices.Contains(kept, canonical) {
 			header[canonical] = append(header[canonical], lines...)
 		}
+	}
+	if rec.encoding != "" && header.Get("Content-Encoding") == rec.encoding {
+		header.Del("Content-Encoding")
 	}
 	if rec.through {
 		return omitted(NewResult(rec.status, header, nil))

@@ -76,8 +76,9 @@ func WriteResult(w http.ResponseWriter, r idem.Result) {
 func (m *middleware) replay(w http.ResponseWriter, r idem.Result) {
 	h := w.Header()
 	for _, name := range m.opts.Headers {
-		if _, stored := r.Meta[name]; !stored {
-			h.Del(name) // the first answer did not have it
+		_, stored := r.Meta[name]
+		if !stored && name != "Content-Encoding" { // which is there for what compresses this replay
+			h.Del(name)
 		}
 	}
 	h.Set(ReplayedHeader, "true")

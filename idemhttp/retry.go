@@ -67,7 +67,7 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		now = date
 	}
-	return max(0, at.Sub(now))
+	return min(max(0, at.Sub(now)), 365*24*time.Hour)
 }
 
 // discard reads the rest of a body, if that is not much, so that its connection

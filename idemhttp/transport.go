@@ -94,7 +94,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		resp, err := base.RoundTrip(try)
 		again, wait := mayRepeat(req.Context(), resp, err, delay)
-		if !again || attempt == attempts || time.Now().Add(wait).After(last) {
+		if !again || attempt >= attempts || time.Now().Add(wait).After(last) {
 			return resp, err
 		}
 		if resp != nil {
