@@ -84,7 +84,7 @@ func (f *fixture) middleware(opts *idemhttp.Options) func(http.Handler) http.Han
 	if opts != nil {
 		o = *opts
 	}
-	o.Log = slog.New(slog.NewTextHandler(&f.log, nil))
+	o.Log = newLog(&f.log)
 	return idemhttp.Middleware(f.store, &o)
 }
 
@@ -258,5 +258,7 @@ func (b *faulty) Swap(ctx context.Context, key, old string, new idem.Record) (id
 }
 
 var discard = slog.New(slog.DiscardHandler)
+
+func newLog(l *log) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 var errDown = errors.New("connection refused")
