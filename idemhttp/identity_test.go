@@ -142,7 +142,7 @@ func TestKF5_Scopes(t *testing.T) {
 		}
 	}
 	f.wantRuns(8)
-	for _, e := range f.records() {
+	for _, e := range f.stored() {
 		if e.Record.Status == idem.InProgress {
 			t.Errorf("left behind: %+v", e)
 		}
@@ -250,7 +250,7 @@ func TestBrokenBody(t *testing.T) {
 		t.Errorf("%v", w)
 	}
 	f.wantRuns(0)
-	if n := len(f.records()); n != 0 {
+	if n := len(f.stored()); n != 0 {
 		t.Errorf("%d records", n)
 	}
 }

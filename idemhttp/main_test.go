@@ -210,8 +210,8 @@ func (f *fixture) waitFor(key string, status idem.Status) {
 	}
 }
 
-// records returns what is stored.
-func (f *fixture) records() []idem.Entry {
+// stored returns what is stored.
+func (f *fixture) stored() []idem.Entry {
 	f.t.Helper()
 	entries, _, err := f.backend.List(context.Background(), idem.Query{Limit: 1000})
 	if err != nil {
@@ -223,7 +223,7 @@ func (f *fixture) records() []idem.Entry {
 // dump returns all that is stored as text.
 func (f *fixture) dump() string {
 	var b strings.Builder
-	for _, e := range f.records() {
+	for _, e := range f.stored() {
 		fmt.Fprintf(&b, "%q %d %q %q %q\n", e.Key, e.Record.Result.Code, e.Record.Result.Meta, e.Record.Result.Body, e.Record.Checkpoint)
 	}
 	return b.String()

@@ -83,7 +83,8 @@ func storm(t *testing.T, kind, where, name string) {
 			t.Errorf("%s was charged %d times", key, charges[key])
 		}
 	}
-	t.Logf("%d requests, %d answers, %d replays, %d clients hung up, %d kills", requests, s.answers.Load(), s.replays.Load(), s.hungUp.Load(), server.kills)
+	t.Logf("%d requests, %d answers, %d replays, %d clients hung up, %d kills, %d answers of a later attempt",
+		requests, s.answers.Load(), s.replays.Load(), s.hungUp.Load(), server.kills, s.takeovers.Load())
 	if len(charges) != requests || server.kills != stormKills+1 || s.hungUp.Load() < int64(requests/20) || s.replays.Load() < int64(requests/2) {
 		t.Error("that was no storm")
 	}
@@ -108,7 +109,7 @@ type stormClients struct {
 	url  string
 	http *http.Client
 
-	answers, replays, hungUp atomic.Int64
+	answers, replays, hungUp, takeovers atomic.Int64
 }
 
 // request sends the copies of a request, and once more at the end for those of
@@ -157,6 +158,9 @@ func (s *stormClients) send(ctx context.Context, t *testing.T, key string) strin
 			return ""
 		}
 		s.answers.Add(1)
+		if !strings.HasSuffix(a.body, " attempt 1") {
+			s.takeovers.Add(1)
+		}
 		if a.replayed() {
 			s.replays.Add(1)
 		}
