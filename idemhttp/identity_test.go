@@ -1,6 +1,7 @@
 package idemhttp_test
 
 import (
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net/http"
@@ -176,6 +177,14 @@ func TestKF5_CredentialsWithoutScope(t *testing.T) {
 	}
 	if a := f.post("/", "k", ""); a.status != 201 {
 		t.Errorf("without credentials: %v", a)
+	}
+	r := httptest.NewRequest("POST", "https://example.com/", nil)
+	r.Header.Set("Idempotency-Key", "k")
+	r.TLS.PeerCertificates = []*x509.Certificate{{}}
+	w := httptest.NewRecorder()
+	f.middleware(nil)(f.count(created())).ServeHTTP(w, r)
+	if w.Code != 500 || reasonOf(w) != "no-scope" {
+		t.Errorf("with a client certificate: %v", w)
 	}
 	f = newFixture(t, &idemhttp.Options{SharedKeys: true}, created())
 	for i := range 2 {
