@@ -39,8 +39,11 @@ const stormKills = 5
 
 func storm(t *testing.T, kind, where, name string) {
 	requests := 2000
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		requests = 300
+	case testenv.Race:
+		requests = 600 // all of them without the race detector: see the Makefile
 	}
 	rnd := testenv.Rand(t)
 	server := startShop(t, kind, where, name)
