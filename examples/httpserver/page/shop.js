@@ -8,6 +8,8 @@ const live = document.getElementById('live');
 const trials = document.getElementById('trials');
 const sent = document.getElementById('sent');
 
+let sending = 0; // orders of the form that have no answer yet
+
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
 // newKey makes the key of one order: before its first request, and not for each
@@ -32,7 +34,7 @@ async function send(key, order, line, loseReply) {
       if (answer.reason !== 'in-progress' && answer.status < 500) return answer;
       wait = Number(response.headers.get('Retry-After')) || wait;
     } catch {
-      line.note('nothing', 'no answer'); // cut off, before the answer or in it
+      line.note('unheard', 'no answer'); // cut off, before the answer or in it
     }
     await sleep(1000 * wait);
   }
@@ -45,6 +47,7 @@ function inWords(answer) {
   if (answer.replayed) return ['replayed', `${answer.status} replayed: order ${answer.number}`];
   if (answer.status === 201) return ['ran', `201 order ${answer.number}`];
   if (answer.reason === 'in-progress') return ['progress', '409 in progress'];
+  if (answer.reason === 'key-reused') return ['conflict', '422 the key has another order'];
   return ['conflict', `${answer.status} ${answer.title}`];
 }
 
@@ -68,15 +71,22 @@ function newLine(which) {
   };
 }
 
+// begin clears away what was said of the order before.
+function begin() {
+  if (sending > 0) return;
+  sent.replaceChildren();
+  document.getElementById('ordered').hidden = true;
+}
+
 function chosen() {
-  return { item: form.elements.item.value, amount: Number(form.elements.amount.value) };
+  const order = new FormData(form);
+  return { item: order.get('item'), amount: Number(order.get('amount')) };
 }
 
 // submit sends the order of the form with the key that came with it. It is noted
 // down before the first request, so that a page that is reloaded in the middle goes
 // on with the same key.
 const noted = 'order';
-let sending = 0;
 
 async function submit(key, order) {
   sessionStorage.setItem(noted, JSON.stringify({ customer: document.body.dataset.customer, key, order }));
@@ -86,7 +96,7 @@ async function submit(key, order) {
   if (answer === null) return; // the next click sends the same
   const status = document.getElementById('ordered');
   status.hidden = false;
-  status.textContent = answer.status === 201 ? `Order ${answer.number} is placed.` : `${answer.title}. ${answer.detail}`;
+  status.textContent = answer.status === 201 ? `Order ${answer.number} is placed.` : `${answer.title}: ${answer.detail}`;
   if (sending > 0) return; // a second click is on its way with this key
   sessionStorage.removeItem(noted);
   hiddenKey.value = newKey();
@@ -95,7 +105,7 @@ async function submit(key, order) {
 
 form.addEventListener('submit', (event) => {
   event.preventDefault();
-  sent.replaceChildren();
+  begin();
   submit(hiddenKey.value, chosen());
 });
 
@@ -110,7 +120,7 @@ function resume() {
 function trial(id, run) {
   document.getElementById(id).addEventListener('click', async () => {
     if (!form.reportValidity()) return;
-    sent.replaceChildren();
+    begin();
     for (const b of trials.querySelectorAll('button')) b.disabled = true;
     trials.setAttribute('aria-busy', 'true');
     await run(newKey(), chosen());
