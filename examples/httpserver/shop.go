@@ -30,7 +30,7 @@ const (
 	scope = "shop"
 
 	// lease is how long the order of a process that was killed stays claimed.
-	lease = 10 * time.Second
+	lease = 5 * time.Second
 
 	// formWait is how long a form that was sent twice waits for the first answer.
 	// A person has no use for "come back later"; a program does.

@@ -81,24 +81,6 @@ func openShop(t *testing.T, packing time.Duration) *shop {
 	return &shop{t, strings.TrimSuffix(strings.TrimSpace(line[strings.Index(line, "http://"):]), "/")}
 }
 
-// untilInFlight waits until an order is being packed, without asking the page.
-func (s *shop) untilInFlight() {
-	s.t.Helper()
-	deadline := time.After(within)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if strings.Contains(s.get("/state"), `id="flights"`) {
-			return
-		}
-		select {
-		case <-deadline:
-			s.t.Fatal("no order is in flight")
-		case <-tick.C:
-		}
-	}
-}
-
 // get returns what is at a path.
 func (s *shop) get(path string) string {
 	s.t.Helper()
