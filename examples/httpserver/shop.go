@@ -88,7 +88,7 @@ func newOrder(r *http.Request, id string, amount int) (order, error) {
 		if amount < 1 || amount > maxAmount {
 			return order{}, fmt.Errorf("the amount is %d; it has to be 1 to %d", amount, maxAmount)
 		}
-		o := order{Customer: customerOf(r), Item: it.Name, Amount: amount, Cents: int64(amount) * it.Cents, At: time.Now()}
+		o := order{Customer: customerOf(r), Item: it.Name, Amount: amount, Cents: int64(amount) * it.Cents, At: time.Now().UTC().Truncate(time.Millisecond)}
 		if c, ok := idemhttp.ClaimFrom(r.Context()); ok {
 			o.Key = c.Key
 		}
