@@ -159,7 +159,6 @@ func (s *spoiled) book(ctx context.Context, o order, complete completion) error 
 	return err
 }
 
-
 // However the books fail, a retry books once.
 func TestBooksFail(t *testing.T) {
 	down := errors.New("the disk is full")
