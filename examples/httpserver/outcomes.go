@@ -13,7 +13,7 @@ import (
 
 // An outcome is what became of one request.
 type outcome struct {
-	At       time.Time
+	At       time.Time // of its end
 	Customer string
 	Key      string
 	Via      string // "form" or "fetch"
@@ -54,11 +54,12 @@ func observe(ctx context.Context, e idem.Event) {
 // request.
 func (s *shop) watched(via string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		o := &outcome{At: time.Now(), Customer: customerOf(r), Via: via, Lost: r.Header.Get(lostReply) != ""}
+		begun := time.Now()
+		o := &outcome{Customer: customerOf(r), Via: via, Lost: r.Header.Get(lostReply) != ""}
 		o.Key, _ = idemhttp.ParseKey(r.Header.Get(idemhttp.KeyHeader)) // the middleware refuses what is none
 		answer := &statusWriter{ResponseWriter: w}
 		defer func() { // also of a handler that panics
-			o.Status = answer.status
+			o.At, o.Status = time.Now(), answer.status
 			if o.Kind == "" && o.Status >= 400 && o.Status < 500 {
 				o.Kind = "refused"
 			} else if o.Kind == "" {
@@ -66,7 +67,7 @@ func (s *shop) watched(via string, next http.Handler) http.Handler {
 			}
 			s.outcomes.add(*o)
 			s.log.Info("order", "outcome", o.Kind, "status", o.Status, "via", o.Via, "customer", o.Customer, "key", o.Key,
-				"takeover", o.Takeover, "reply_lost", o.Lost, "took", time.Since(o.At).Round(time.Millisecond))
+				"takeover", o.Takeover, "reply_lost", o.Lost, "took", o.At.Sub(begun).Round(time.Millisecond))
 		}()
 		next.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), outcomeContext{}, o)))
 	})
@@ -93,7 +94,7 @@ type outcomes struct {
 
 const (
 	outcomesKept  = 500 // of all customers
-	outcomesShown = 14
+	outcomesShown = 24  // ten requests that are told once to come back, and some
 )
 
 func (all *outcomes) add(o outcome) {

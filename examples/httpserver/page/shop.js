@@ -62,13 +62,25 @@ function newLine(which) {
   document.getElementById('nothing-sent').hidden = true;
   return {
     note(kind, text) {
+      const before = li.lastElementChild;
+      if (before.dataset.text === text) {
+        before.dataset.times = Number(before.dataset.times || 1) + 1;
+        before.textContent = `${text} × ${before.dataset.times}`;
+        return refresh();
+      }
       const tag = document.createElement('span');
       tag.className = `tag ${kind}`;
-      tag.textContent = text;
+      tag.textContent = tag.dataset.text = text;
       li.append(tag);
-      refresh();
+      return refresh();
     },
   };
+}
+
+// setKey gives the form the key of its order.
+function setKey(key) {
+  hiddenKey.value = key;
+  document.getElementById('key').textContent = key;
 }
 
 // begin clears away what was said of the order before.
@@ -99,8 +111,7 @@ async function submit(key, order) {
   status.textContent = answer.status === 201 ? `Order ${answer.number} is placed.` : `${answer.title}: ${answer.detail}`;
   if (sending > 0) return; // a second click is on its way with this key
   sessionStorage.removeItem(noted);
-  hiddenKey.value = newKey();
-  document.getElementById('key').textContent = hiddenKey.value;
+  setKey(newKey());
 }
 
 form.addEventListener('submit', (event) => {
@@ -112,7 +123,7 @@ form.addEventListener('submit', (event) => {
 function resume() {
   const before = JSON.parse(sessionStorage.getItem(noted));
   if (before === null || before.customer !== document.body.dataset.customer) return;
-  hiddenKey.value = before.key;
+  setKey(before.key);
   submit(before.key, before.order);
 }
 
