@@ -23,8 +23,8 @@ short: ## the tests without their long runs
 	go test -short -shuffle=on ./...
 
 .PHONY: bench
-bench: ## benchmarks of the root package and of the backends, for benchstat
-	go test -run '^$$' -bench . -benchmem . ./backend/...
+bench: ## benchmarks of the root package, the backends, the janitor and HTTP, for benchstat
+	go test -run '^$$' -bench . -benchmem . ./backend/... ./janitor ./idemhttp
 
 .PHONY: ratios
 ratios: ## each backend against its raw engine and a naive program, side by side (20 minutes, 4 GB of disk)

@@ -65,11 +65,12 @@
 //
 // A replay has the status, the body byte for byte, and these headers, line by
 // line, together with Options.Headers: Accept-Patch, Accept-Post, Allow,
-// Cache-Control, Content-Disposition, Content-Encoding, Content-Language,
-// Content-Location, Content-Type, Deprecation, ETag, Expires, Last-Modified,
-// Link, Location, Preference-Applied, Retry-After, Sunset and Vary. It never has
-// Set-Cookie, headers with credentials, Date, or those of the connection; they
-// are not stored. Content-Length is that of the body. Trailers are sent with the
+// Cache-Control, Content-Digest, Content-Disposition, Content-Encoding,
+// Content-Language, Content-Location, Content-Security-Policy, Content-Type,
+// Deprecation, ETag, Expires, Last-Modified, Link, Location, Preference-Applied,
+// Referrer-Policy, Repr-Digest, Retry-After, Sunset, Vary,
+// X-Content-Type-Options and X-Frame-Options. It never has Set-Cookie, headers
+// with credentials, Date, or those of the connection; they are not stored. Content-Length is that of the body. Trailers are sent with the
 // first answer and not kept.
 //
 // Bodies are stored as they are: a body with a secret in it, such as a new access

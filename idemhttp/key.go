@@ -87,6 +87,7 @@ func ParseKey(value string) (string, error) {
 // follows.
 func quoted(s string) (text, rest string, ok bool) {
 	var b strings.Builder
+	b.Grow(len(s))
 	for i := 0; i < len(s); i++ {
 		c := s[i]
 		switch {

@@ -116,7 +116,7 @@ func TestKF6_Keys(t *testing.T) {
 		}
 	}
 	f.wantRuns(1)
-	if n := len(f.records()); n != 1 {
+	if n := len(f.stored()); n != 1 {
 		t.Errorf("%d records", n)
 	}
 }
@@ -131,7 +131,7 @@ func TestKF6_NoKey(t *testing.T) {
 		}
 	}
 	f.wantRuns(2)
-	if n := len(f.records()); n != 0 {
+	if n := len(f.stored()); n != 0 {
 		t.Errorf("%d records", n)
 	}
 	f = newFixture(t, &idemhttp.Options{Required: true}, created())

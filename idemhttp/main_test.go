@@ -84,7 +84,7 @@ func (f *fixture) middleware(opts *idemhttp.Options) func(http.Handler) http.Han
 	if opts != nil {
 		o = *opts
 	}
-	o.Log = slog.New(slog.NewTextHandler(&f.log, nil))
+	o.Log = newLog(&f.log)
 	return idemhttp.Middleware(f.store, &o)
 }
 
@@ -210,8 +210,8 @@ func (f *fixture) waitFor(key string, status idem.Status) {
 	}
 }
 
-// records returns what is stored.
-func (f *fixture) records() []idem.Entry {
+// stored returns what is stored.
+func (f *fixture) stored() []idem.Entry {
 	f.t.Helper()
 	entries, _, err := f.backend.List(context.Background(), idem.Query{Limit: 1000})
 	if err != nil {
@@ -223,7 +223,7 @@ func (f *fixture) records() []idem.Entry {
 // dump returns all that is stored as text.
 func (f *fixture) dump() string {
 	var b strings.Builder
-	for _, e := range f.records() {
+	for _, e := range f.stored() {
 		fmt.Fprintf(&b, "%q %d %q %q %q\n", e.Key, e.Record.Result.Code, e.Record.Result.Meta, e.Record.Result.Body, e.Record.Checkpoint)
 	}
 	return b.String()
@@ -258,5 +258,7 @@ func (b *faulty) Swap(ctx context.Context, key, old string, new idem.Record) (id
 }
 
 var discard = slog.New(slog.DiscardHandler)
+
+func newLog(l *log) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 var errDown = errors.New("connection refused")

@@ -154,7 +154,7 @@ func (op *operation) do(key string, fp idem.Fingerprint) {
 		op.replay(op.w, out.Result)
 	case op.rec == nil:
 		p, report := problemOf(err)
-		if report {
+		if report && op.r.Context().Err() == nil { // else it was the client who failed
 			op.report(op.r, err)
 		}
 		op.refuse(op.w, p)

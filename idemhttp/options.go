@@ -119,10 +119,11 @@ func (o Options) withDefaults() (Options, error) {
 // given.
 var keptHeaders = []string{
 	"Accept-Patch", "Accept-Post", "Allow", "Cache-Control",
-	"Content-Disposition", "Content-Encoding", "Content-Language",
-	"Content-Location", "Content-Type", "Deprecation", "Etag", "Expires",
-	"Last-Modified", "Link", "Location", "Preference-Applied", "Retry-After",
-	"Sunset", "Vary",
+	"Content-Digest", "Content-Disposition", "Content-Encoding", "Content-Language",
+	"Content-Location", "Content-Security-Policy", "Content-Type",
+	"Deprecation", "Etag", "Expires", "Last-Modified", "Link", "Location",
+	"Preference-Applied", "Referrer-Policy", "Repr-Digest", "Retry-After",
+	"Sunset", "Vary", "X-Content-Type-Options", "X-Frame-Options",
 }
 
 // isNeverKept reports whether a header belongs to one answer or connection only,

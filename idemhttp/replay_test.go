@@ -55,8 +55,10 @@ func TestHT1_Replay(t *testing.T) {
 			"X-Mine":              {"1"},
 		}},
 		{"an error", func(w http.ResponseWriter, r *http.Request) {
-			http.Error(w, strings.Repeat("e", 102), 406)
-		}, 406, strings.Repeat("e", 102) + "\n", http.Header{"Content-Length": {"103"}, "Content-Type": {"text/plain; charset=utf-8"}}},
+			http.Error(w, strings.Repeat("e", 102), http.StatusNotAcceptable)
+		}, 406, strings.Repeat("e", 102) + "\n", http.Header{
+			"Content-Length": {"103"}, "Content-Type": {"text/plain; charset=utf-8"}, "X-Content-Type-Options": {"nosniff"},
+		}},
 		{"a declared body that never came", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "103")
 			w.WriteHeader(406)

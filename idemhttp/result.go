@@ -38,7 +38,7 @@ func NewResult(status int, header http.Header, body []byte) idem.Result {
 
 // omitted returns r without its body and the headers that describe it.
 func omitted(r idem.Result) idem.Result {
-	for _, name := range []string{"Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language"} {
+	for _, name := range []string{"Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Content-Digest", "Repr-Digest"} {
 		delete(r.Meta, name)
 	}
 	r.Body, r.Omitted = nil, true

@@ -103,7 +103,7 @@ func TestRS2_TooLarge(t *testing.T) {
 				(second.header.Get(idemhttp.OmittedHeader) == "true") == kept {
 				t.Errorf("second: %d bytes, %v", len(second.body), second)
 			}
-			if e := f.records(); len(e) != 1 || e[0].Record.Status != idem.Completed || e[0].Record.Result.Omitted == kept {
+			if e := f.stored(); len(e) != 1 || e[0].Record.Status != idem.Completed || e[0].Record.Result.Omitted == kept {
 				t.Errorf("stored: %+v", e)
 			}
 		})

@@ -62,7 +62,7 @@ const (
 )
 
 // RoundTrip implements [http.RoundTripper].
-func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	base := t.Base
 	if base == nil {
 		base = http.DefaultTransport
@@ -108,7 +108,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // limits returns how often a request is sent, and until when.
-func (t *Transport) limits() (attempts int, last time.Time) {
+func (t Transport) limits() (attempts int, last time.Time) {
 	attempts, within := t.MaxAttempts, t.MaxTime
 	if attempts == 0 {
 		attempts = 5
