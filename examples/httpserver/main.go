@@ -29,8 +29,11 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/idem-go/idem/janitor"
 )
 
 func main() {
@@ -68,6 +71,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
+	// Records whose retention is over are deleted in the background.
+	ctx, stop := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	background.Go(func() {
+		if err := janitor.Run(ctx, books.backend(), &janitor.Options{Logger: log}); err != nil {
+			log.Error("nothing is swept", "err", err)
+		}
+	})
+	defer background.Wait()
+	defer stop()
+
 	fmt.Fprintf(stdout, "the shop is open at http://%s/\n", listener.Addr())
 	return serve(ctx, listener, handler, log)
 }
