@@ -43,6 +43,9 @@ func TestMain(m *testing.M) {
 	if build.Run() == nil {
 		code = m.Run()
 	}
+	if shared.stop != nil {
+		shared.stop()
+	}
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
@@ -52,33 +55,54 @@ const within = 30 * time.Second
 
 // A shop is a running program with a store of its own.
 type shop struct {
-	t   *testing.T
-	url string
+	t     *testing.T
+	store string
+	addr  string
+	url   string
+	cmd   *exec.Cmd
 }
 
 func openShop(t *testing.T, packing time.Duration) *shop {
 	t.Helper()
-	cmd := exec.Command(program, "-addr", "127.0.0.1:0", "-store", "bolt://"+filepath.Join(testenv.Dir(t), "shop.db"), "-packing", packing.String())
-	cmd.Stderr = t.Output()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	s := &shop{t: t, store: "bolt://" + filepath.Join(testenv.Dir(t), "shop.db"), addr: "127.0.0.1:0"}
+	s.start(packing)
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil {
+		_ = s.cmd.Process.Signal(syscall.SIGTERM)
+		if err := s.cmd.Wait(); err != nil {
 			t.Errorf("the shop: %v", err)
 		}
 	})
+	return s
+}
+
+// start starts the program, again at the address where it was.
+func (s *shop) start(packing time.Duration) {
+	s.t.Helper()
+	s.cmd = exec.Command(program, "-addr", s.addr, "-store", s.store, "-packing", packing.String())
+	s.cmd.Stderr = s.t.Output()
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the shop says %q: %v", line, err)
+		s.t.Fatalf("the shop says %q: %v", line, err)
 	}
-	return &shop{t, strings.TrimSuffix(strings.TrimSpace(line[strings.Index(line, "http://"):]), "/")}
+	_, addr, _ := strings.Cut(strings.TrimSpace(line), "http://")
+	s.addr = strings.TrimSuffix(addr, "/")
+	s.url = "http://" + s.addr
+}
+
+// kill is kill -9.
+func (s *shop) kill() {
+	s.t.Helper()
+	if err := s.cmd.Process.Kill(); err != nil {
+		s.t.Fatal(err)
+	}
+	_ = s.cmd.Wait()
 }
 
 // get returns what is at a path.
@@ -119,10 +143,16 @@ type browser struct {
 	faults []string // what the page has complained about
 }
 
-// open opens a window, in which script runs or not, with options of chromedp
-// besides.
-func (s *shop) open(script bool, more ...chromedp.ExecAllocatorOption) *browser {
-	t := s.t
+// shared is the Chromium that most tests have windows of.
+var shared struct {
+	sync.Mutex
+	ctx  context.Context
+	stop func()
+}
+
+// startChromium starts a Chromium, with options of chromedp besides. The caller
+// stops it.
+func startChromium(t *testing.T, more ...chromedp.ExecAllocatorOption) (ctx context.Context, stop func()) {
 	t.Helper()
 	path := ""
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
@@ -134,18 +164,41 @@ func (s *shop) open(script bool, more ...chromedp.ExecAllocatorOption) *browser 
 	if path == "" {
 		testenv.Skip(t, "chromium", "there is no chromium, chromium-browser or google-chrome in the path")
 	}
-	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.UserDataDir(testenv.Dir(t)), chromedp.WindowSize(1280, 1000))
-	opts = append(opts, more...)
-	allocated, stop := chromedp.NewExecAllocator(context.Background(), opts...)
+	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(1280, 1000))
+	allocated, stopAll := chromedp.NewExecAllocator(context.Background(), append(opts, more...)...)
 	ctx, cancel := chromedp.NewContext(allocated)
-	t.Cleanup(func() {
+	stop = func() {
 		cancel()
+		stopAll()
+	}
+	if err := chromedp.Do(ctx); err != nil {
 		stop()
-	})
-	b := &browser{t: t, ctx: ctx}
-	if err := chromedp.Listen(ctx, b.hear); err != nil { // starts it
 		t.Fatalf("chromium does not start: %v", err)
+	}
+	return ctx, stop
+}
+
+// open opens a window in which script runs or not. It shares nothing with the
+// windows of other tests.
+func (s *shop) open(script bool) *browser {
+	s.t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.ctx == nil {
+		shared.ctx, shared.stop = startChromium(s.t)
+	}
+	return s.openIn(shared.ctx, script, chromedp.WithNewBrowserContext())
+}
+
+// openIn opens a window of a Chromium.
+func (s *shop) openIn(chromium context.Context, script bool, opts ...chromedp.ContextOption) *browser {
+	t := s.t
+	t.Helper()
+	ctx, cancel := chromedp.NewContext(chromium, opts...)
+	t.Cleanup(cancel)
+	b := &browser{t: t, ctx: ctx}
+	if err := chromedp.Listen(ctx, b.hear); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(b.complain)
 	if !script {

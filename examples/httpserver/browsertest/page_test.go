@@ -26,6 +26,7 @@ func TestOrder(t *testing.T) {
 	}
 	b.click("#submit")
 	b.untilCount(2)
+	b.untilOutcomes("ran:2")
 	s.wantOrders(2)
 
 	// Reload shows the same.
@@ -132,6 +133,24 @@ func TestReloadInTheMiddle(t *testing.T) {
 	s.wantOrders(1)
 }
 
+// The shop is killed while it packs an order, and comes back. The page sends the
+// order until it is placed.
+func TestShopIsKilled(t *testing.T) {
+	s := openShop(t, time.Hour)
+	b := s.open(true)
+	b.click("#submit")
+	b.until(`document.querySelector('#flights code') !== null`)
+	s.kill()
+	b.until(`document.querySelector('#sent .tag.unheard') !== null`)
+	s.start(quick)
+	b.until(`document.querySelector('#ordered').textContent === 'Order 1 is placed.'`)
+	b.untilCount(1)
+	if !ask[bool](b, `document.querySelector('#outcomes [data-outcome=ran]').innerText.includes('took over')`) {
+		t.Error("that the request took over is not shown")
+	}
+	s.wantOrders(1)
+}
+
 // Customers have orders and keys of their own.
 func TestCustomers(t *testing.T) {
 	s := openShop(t, quick)
@@ -197,7 +216,9 @@ func TestPlainFormBackAndAgain(t *testing.T) {
 
 func testBackAndAgain(t *testing.T, more ...chromedp.ExecAllocatorOption) {
 	s := openShop(t, quick)
-	b := s.open(false, more...)
+	chromium, stop := startChromium(t, more...)
+	t.Cleanup(stop)
+	b := s.openIn(chromium, false)
 	const key = `document.querySelector('[name=idempotency_key]').value`
 	first := ask[string](b, key)
 	plainOrder(b, 2)
