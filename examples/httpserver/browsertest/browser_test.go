@@ -105,6 +105,21 @@ func (s *shop) kill() {
 	_ = s.cmd.Wait()
 }
 
+// until waits until the state that the shop shows has a text in it.
+func (s *shop) until(text string) {
+	s.t.Helper()
+	deadline := time.After(within)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !strings.Contains(s.get("/state"), text) {
+		select {
+		case <-deadline:
+			s.t.Fatalf("the state does not come to have %s", text)
+		case <-tick.C:
+		}
+	}
+}
+
 // get returns what is at a path.
 func (s *shop) get(path string) string {
 	s.t.Helper()
