@@ -19,9 +19,10 @@ function newKey() {
 }
 
 // send sends an order until there is a definite answer, always with the same key.
-// It returns the answer, or null if it gave up.
+// It returns the answer, or null if it gave up after two minutes.
 async function send(key, order, line, loseReply) {
-  for (let attempt = 1; attempt <= 12; attempt++) {
+  const giveUp = Date.now() + 120_000;
+  for (let attempt = 1; Date.now() < giveUp; attempt++) {
     const headers = { 'Content-Type': 'application/json', 'Idempotency-Key': `"${key}"` };
     if (loseReply && attempt === 1) headers['Debug-Lose-Reply'] = '1';
     let wait = Math.min(0.25 * 2 ** attempt, 4);
