@@ -57,7 +57,7 @@ func (s *till) wantBooked(key string, n int) {
 }
 
 func receipt(body string) idem.Result {
-	return idemhttp.NewResult(201, http.Header{"Location": {"/r/1"}, "X-Extra": {"kept, as the handler has chosen it"}}, []byte(body))
+	return idemhttp.NewResult(201, http.Header{"Location": {"/r/1"}, "X-Extra": {"kept, as the handler has chosen it"}, "Set-Cookie": {"never"}}, []byte(body))
 }
 
 // A handler that completes in its own transaction: change and answer commit
@@ -72,7 +72,7 @@ func TestComplete(t *testing.T) {
 	})
 	first, second := s.post("/", "k", ""), s.post("/", "k", "")
 	for _, a := range []answer{first, second} {
-		if a.status != 201 || a.body != "receipt 1" || a.header.Get("Location") != "/r/1" || a.header.Get("X-Extra") == "" || a.header["Content-Type"] != nil {
+		if a.status != 201 || a.body != "receipt 1" || a.header.Get("Location") != "/r/1" || a.header.Get("X-Extra") == "" || a.header["Content-Type"] != nil || a.header["Set-Cookie"] != nil {
 			t.Errorf("%v", a)
 		}
 	}

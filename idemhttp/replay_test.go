@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -272,6 +274,29 @@ func (z *zipped) WriteHeader(status int) {
 }
 
 func (z *zipped) Write(p []byte) (int, error) { return z.z.Write(p) }
+
+// HT-1: an informational answer reaches the client at once, and only the first one.
+func TestHT1_Informational(t *testing.T) {
+	f := newFixture(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Del("Link")
+		io.WriteString(w, "x")
+	})
+	for i := range 2 {
+		var hints []string
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+			Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+				hints = append(hints, fmt.Sprint(code, header["Link"]))
+				return nil
+			},
+		})
+		a := f.send(f.request("POST", "/", "", "Idempotency-Key: k").WithContext(ctx))
+		if want := []string{"103 [</style.css>; rel=preload]"}[:1-i]; !slices.Equal(hints, want) || a.body != "x" || a.header["Link"] != nil {
+			t.Errorf("answer %d: hints %q, %v", i, hints, a)
+		}
+	}
+}
 
 // Trailers go with the first answer, and are not kept.
 func TestTrailers(t *testing.T) {

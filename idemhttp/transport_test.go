@@ -267,7 +267,7 @@ func TestTransportContext(t *testing.T) {
 			t.Errorf("%v after %v and %d attempts", err, time.Since(steps.start), len(steps.keys))
 		}
 		steps = &script{steps: []any{errDown}}
-		if _, err := (&idemhttp.Transport{Base: steps}).RoundTrip(post(ctx, "x")); !errors.Is(err, errDown) || len(steps.keys) != 1 {
+		if _, err := (&idemhttp.Transport{Base: steps}).RoundTrip(post(ctx, "x")); err != errDown || len(steps.keys) != 1 {
 			t.Errorf("%v after %d attempts", err, len(steps.keys))
 		}
 	})
