@@ -58,7 +58,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	switch {
 	case err == nil:
 	case err != errNoKey:
-		m.refuse(w, malformedKey.because(err.Error()+"."))
+		m.refuse(w, malformedKey.because("Nothing was done: "+err.Error()+"."))
 		return
 	case m.opts.Required:
 		m.refuse(w, missingKey)

@@ -3,10 +3,12 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -196,13 +198,28 @@ func onEachStore(t *testing.T, test func(t *testing.T, store string)) {
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
-		url, schema := testpg.Schema(t)
-		test(t, testpg.With(url, "search_path", schema))
+		test(t, newDatabase(t))
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
 		test(t, "redis://"+testredis.Start(t).Addr+"/0")
 	})
+}
+
+// newDatabase makes a database for a test, since idem's records are in a schema of
+// their own, and returns its URL.
+func newDatabase(t *testing.T) string {
+	t.Helper()
+	server := testpg.URL(t)
+	name := "shop_" + strings.ToLower(rand.Text()[:12])
+	testpg.Exec(t, server, "CREATE DATABASE "+name)
+	t.Cleanup(func() { testpg.Exec(t, server, "DROP DATABASE "+name+" WITH (FORCE)") })
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Path = "/" + name
+	return u.String()
 }
 
 func TestRetries(t *testing.T) {
