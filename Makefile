@@ -4,7 +4,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 BIN := $(CURDIR)/bin
 
 # Modules of their own inside this one keep what only they need out of its go.mod.
-NESTED := $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
+NESTED := $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod */*/*/go.mod))
 
 .DEFAULT_GOAL := help
 
