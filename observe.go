@@ -10,7 +10,7 @@ import (
 // the operations it consists of. Those in a transaction are reported when they
 // end, which is before the commit; Do, after it.
 type Event struct {
-	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait" or "do"
+	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "erase", "wait" or "do"
 	Key string // as it was given to the Store
 
 	// Scope has the levels of the Store's scope joined by U+001F, as they are
