@@ -3,9 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/idem-go/idem"
@@ -18,13 +15,13 @@ import (
 const (
 	exitUsage       = 64 // EX_USAGE: bad flags, key or options; nothing was run
 	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input; nothing was run
-	exitAbsent      = 66 // EX_NOINPUT: show and list: there is no such record, or no store
+	exitAbsent      = 66 // EX_NOINPUT: there is no such record, or no store (all but run)
 	exitUnavailable = 69 // EX_UNAVAILABLE: the store cannot be used; nothing was run
 	exitNotRecorded = 70 // EX_SOFTWARE: the command was run, but what became of it is not recorded
 	exitOutput      = 74 // EX_IOERR: the output could not be written; the result is recorded and can be replayed
 	exitInProgress  = 75 // EX_TEMPFAIL: another attempt is running (--no-wait); nothing was run
 	exitUnresolved  = 76 // EX_PROTOCOL: an earlier attempt has no known outcome (--on-lapse hold); nothing was run
-	exitDamaged     = 78 // EX_CONFIG: the store is damaged, empty or not a store; nothing was run
+	exitDamaged     = 78 // EX_CONFIG: the store is damaged, lost, not set up or not a store; nothing was run
 
 	// As every shell reports them.
 	exitCannotRun = 126 // the command cannot be executed; the key is free
@@ -90,7 +87,7 @@ func badUsage(verb, fact string, args ...any) error {
 }
 
 // refused explains why nothing was done for the key of t: an error that a Store
-// or the opening of its file has returned.
+// or the opening of its store has returned.
 func (t target) refused(verb string, err error) error {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
@@ -116,43 +113,7 @@ func (t target) refused(verb string, err error) error {
 			"find out whether it had its effect. If not, run the same command with --on-lapse takeover. If it had, leave it: the key stays held. See: "+t.commandLine("show"),
 			"%v: attempt %d %s, and is held; nothing was run", t, record.Attempt, state(record))
 	}
-	nothing := ""
-	if verb == "run" {
-		nothing = "; nothing was run"
-	}
-	code, hint := exitUnavailable, "when the cause is mended, give the same command again"
-	switch {
-	case errors.Is(err, idem.ErrCorrupt), errors.Is(err, idem.ErrStoreLost):
-		code, hint = exitDamaged, "the file was left as it is: restore it, or find out what has been done before you begin a new one with --store"
-	case errors.Is(err, idem.ErrLocked):
-		hint = "find out which process holds it and try again: fuser " + quote(t.path)
-	case errors.Is(err, fs.ErrPermission):
-		hint = "choose a file that you may use with --store or $IDEM_STORE"
-	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(t.path)):
-		hint = "make the folder first: mkdir -p " + quote(filepath.Dir(t.path))
-	}
-	return fail(code, hint, "store %s: %s%s", t.path, t.trimmed(cause), nothing)
-}
-
-func missing(path string) bool {
-	_, err := os.Stat(path)
-	return errors.Is(err, fs.ErrNotExist)
-}
-
-// trimmed returns what err says without what stands in front of it already: the
-// program, the kind of store and its file.
-func (t target) trimmed(err error) string {
-	s := trimmed(err)
-	for {
-		rest := s
-		for _, front := range []string{idem.ErrNotRecorded.Error() + ": ", "bolt: ", "open ", t.path + ": "} {
-			rest = strings.TrimPrefix(rest, front)
-		}
-		if rest == s {
-			return s
-		}
-		s = rest
-	}
+	return t.unusable(verb, err, cause)
 }
 
 func trimmed(err error) string {

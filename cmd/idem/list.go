@@ -53,7 +53,7 @@ func (c *listCommand) Run(s *session) error {
 	if err := scoped.check(nil); err != nil {
 		return t.refused("list", err)
 	}
-	backend, err := t.read()
+	backend, err := t.open(s.ctx, toRead)
 	if err != nil {
 		return t.refused("list", err)
 	}

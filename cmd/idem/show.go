@@ -38,7 +38,7 @@ func (c *showCommand) Run(s *session) error {
 	if err := t.check(nil); err != nil {
 		return t.refused("show", err)
 	}
-	backend, err := t.read()
+	backend, err := t.open(s.ctx, toRead)
 	if err != nil {
 		return t.refused("show", err)
 	}
@@ -53,7 +53,7 @@ func (c *showCommand) Run(s *session) error {
 	}
 	if r.Status == 0 {
 		return fail(exitAbsent, "it was never used, or has expired; see: "+t.listing(),
-			"%v: there is no record in %s", t, t.path)
+			"%v: there is no record in %s", t, t.name)
 	}
 	if c.JSON {
 		return s.wrote(printJSON(s.stdout, viewOf(idem.Entry{Key: idem.ScopePrefix(c.Scope...) + c.Key, Record: r}, c.Body)))

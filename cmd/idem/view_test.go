@@ -58,7 +58,12 @@ func TestCommandLine(t *testing.T) {
 		"idem show k": {key: "k"},
 		"idem show --scope 'a b' --scope c --store s.db k": {key: "k", where: where{Scope: []string{"a b", "c"}, Store: "s.db"}},
 		"idem show -- -k": {key: "-k"},
+		"idem show --store 'redis://u:xxxxx@h?idem_prefix=a' k": {key: "k", where: where{Store: "redis://u:secret@h?idem_prefix=a"}},
 	} {
+		var err error
+		if tc, err = tc.at(tc.key, func(string) string { return "/any" }); err != nil {
+			t.Fatal(err)
+		}
 		if got := tc.commandLine("show"); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
