@@ -2,38 +2,9 @@ package postgres
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 )
-
-// Check reports what is wrong with the server or the table, without changing
-// anything: that the server is too old, or a standby ([idem.ErrUnavailable]), that
-// there is no table, or that it is not as Schema creates it. It is what Migrate
-// finds, and nil if Migrate would have nothing to do.
-func (b *Backend) Check(ctx context.Context) error {
-	err := b.src.with(ctx, func(s session) error {
-		if err := fits(ctx, s); err != nil {
-			return err
-		}
-		return b.check(ctx, s)
-	})
-	switch {
-	case err == nil:
-		return nil
-	case err == errNoTable:
-		return fmt.Errorf("postgres: check: there is no table %s; call Migrate, or run the SQL of Schema", b.table)
-	case strings.HasPrefix(err.Error(), "postgres: migrate: "):
-		return fmt.Errorf("postgres: check: %w", &trimmed{err})
-	}
-	return b.failed(ctx, "check", err)
-}
-
-// A trimmed error says what its cause says, without the call that found it.
-type trimmed struct{ err error }
-
-func (e *trimmed) Error() string { return strings.TrimPrefix(e.err.Error(), "postgres: migrate: ") }
-func (e *trimmed) Unwrap() error { return e.err }
 
 // Stats tell an operator about the server and the table. What this role may not see
 // is 0, or in Hidden.
