@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/idem-go/idem"
@@ -13,8 +14,10 @@ import (
 // exit with the same number: what idem says is on standard error and begins
 // with "idem:".
 const (
+	exitDeclined = 1 // what was to be confirmed was not; nothing was changed
+
 	exitUsage       = 64 // EX_USAGE: bad flags, key or options; nothing was run
-	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input; nothing was run
+	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input, or to another attempt than the one to be decided about; nothing was run
 	exitAbsent      = 66 // EX_NOINPUT: there is no such record, or no store (all but run)
 	exitUnavailable = 69 // EX_UNAVAILABLE: the store cannot be used; nothing was run
 	exitNotRecorded = 70 // EX_SOFTWARE: the command was run, but what became of it is not recorded
@@ -31,17 +34,20 @@ const (
 
 // exitTable is the part of the constants above that a user has to know.
 const exitTable = `Exit codes:
-  The command's own code, also when it is replayed. Besides, with a message
-  on standard error that begins with "idem:"
-    64  bad flags, key or options
-    65  the key belongs to another command or other input
-    66  show, list: no such record, or no store
-    69  the store cannot be used: locked, full, no permission
+  With run, the command's own code, also when it is replayed. Besides, with a
+  message on standard error that begins with "idem:"
+     1  resolve, forget, migrate --init: not confirmed; nothing was changed
+    64  bad flags, key, options or URL; no terminal to confirm on, and no --yes
+    65  the key belongs to another command or other input; resolve, forget: the
+        attempt is not the present one, or is decided already
+    66  all but run: no such record, or no store
+    69  the store cannot be used: locked, full, no permission; its server does
+        not answer or lets nobody in
     70  the command was run, but its outcome could not be recorded
     74  the output could not be written; it is recorded and can be replayed
-    75  another attempt is running (--no-wait)
-    76  an earlier attempt has no known outcome (--on-lapse hold)
-    78  the store is damaged, empty or not a store of idem
+    75  another attempt is running (run --no-wait, resolve, forget)
+    76  an earlier attempt has no known outcome (run --on-lapse hold)
+    78  the store is damaged, lost, not set up or not a store of idem
    126  the command cannot be executed; the key stays free
    127  the command was not found; the key stays free
    128+n  ended by signal n (130 after Ctrl-C)
@@ -109,8 +115,11 @@ func (t target) refused(verb string, err error) error {
 			"run the same command again later, or without --no-wait to wait for the result",
 			"%v: attempt %d is running, with %v of its lease left; nothing was run", t, record.Attempt, brief(record.LeaseLeft()))
 	case errors.Is(err, idem.ErrUnresolved):
+		attempt := strconv.Itoa(record.Attempt)
 		return fail(exitUnresolved,
-			"find out whether it had its effect. If not, run the same command with --on-lapse takeover. If it had, leave it: the key stays held. See: "+t.commandLine("show"),
+			"find out whether it had its effect; what is stored: "+t.commandLine("show")+
+				"\nif it had: "+t.commandLine("resolve", "--attempt", attempt, "--code", "0")+
+				"\nif it had not, so that it can run again: "+t.commandLine("forget", "--attempt", attempt),
 			"%v: attempt %d %s, and is held; nothing was run", t, record.Attempt, state(record))
 	}
 	return t.unusable(verb, err, cause)

@@ -31,7 +31,7 @@ const (
 type purpose int
 
 const (
-	toRun     purpose = iota // it is made if it is not there
+	toRun     purpose = iota // a file and a database of Redis are made if they are not there; idem migrate makes the table of PostgreSQL
 	toOperate                // it has to be there, and may be changed
 	toRead                   // it has to be there, and nothing is changed
 )
@@ -100,38 +100,59 @@ func (l *location) openBolt(p purpose) (*storage, error) {
 	return &storage{records: b, location: l, bolt: b}, nil
 }
 
-// openPostgres connects. Whether the table is there is seen by the first request,
-// whatever the purpose: only idem migrate creates it.
 func (l *location) openPostgres(ctx context.Context) (*storage, error) {
+	s, err := l.connectPostgres(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := soon(ctx)
 	defer cancel()
+	if err := s.postgres.Check(ctx); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// connectPostgres returns a storage whose table need not be there.
+func (l *location) connectPostgres(ctx context.Context) (*storage, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, l.postgres.Copy())
 	if err != nil {
 		return nil, err
 	}
-	s := &storage{location: l, pool: pool}
-	if err := pool.Ping(ctx); err != nil {
-		_ = s.Close()
+	b, err := postgres.New(pool, &l.postgresOptions)
+	if err != nil {
+		pool.Close()
 		return nil, err
 	}
-	if s.postgres, err = postgres.New(pool, &l.postgresOptions); err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	s.records = s.postgres
-	return s, nil
+	return &storage{records: b, location: l, postgres: b, pool: pool}, nil
 }
 
-func (l *location) openRedis(ctx context.Context, p purpose) (_ *storage, err error) {
-	goredis.SetLogger(silent{}) // what matters comes back as an error
+func (l *location) openRedis(ctx context.Context, p purpose) (*storage, error) {
+	s, err := l.connectRedis(p)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := soon(ctx)
 	defer cancel()
-	s := &storage{location: l, client: l.redisClient()}
-	defer func() {
-		if err != nil {
-			_ = s.Close()
-		}
-	}()
+	err = s.redis.Check(ctx)
+	if err == nil {
+		return s, nil
+	}
+	_ = s.Close()
+	switch {
+	case errors.Is(err, idemredis.ErrNotInitialized):
+		return nil, l.absent("there are no records")
+	case errors.Is(err, idem.ErrOptions):
+		return nil, fail(exitDamaged, "mend that, or use another store", "store %s: %s", l.name, l.trimmed(err))
+	}
+	return nil, err
+}
+
+// connectRedis returns a storage that has not been checked.
+func (l *location) connectRedis(p purpose) (s *storage, err error) {
+	goredis.SetLogger(silent{}) // what matters comes back as an error
+	s = &storage{location: l, client: l.redisClient()}
 	options := l.redisOptions
 	options.Warn = func(warning string) { s.warnings = append(s.warnings, warning) }
 	if p != toRun {
@@ -146,18 +167,10 @@ func (l *location) openRedis(ctx context.Context, p purpose) (_ *storage, err er
 		s.redis, err = idemredis.New(s.client, &options)
 	}
 	if err != nil {
+		_ = s.client.Close()
 		return nil, err
 	}
 	s.records = s.redis
-	err = s.redis.Check(ctx)
-	switch {
-	case errors.Is(err, idemredis.ErrNotInitialized):
-		return nil, l.absent("there are no records")
-	case errors.Is(err, idem.ErrOptions):
-		return nil, fail(exitDamaged, "mend that, or use another store", "store %s: %s", l.name, l.trimmed(err))
-	case err != nil:
-		return nil, err
-	}
 	return s, nil
 }
 

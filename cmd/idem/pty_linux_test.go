@@ -133,6 +133,7 @@ func TestTerminalTellsOfAReplay(t *testing.T) {
 func TestTablesFitTheTerminal(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
+	b.env = append(b.env, "NO_COLOR=1")
 	long := strings.Repeat("long", 60)
 	b.fill(long)
 	for _, args := range [][]string{{"list"}, {"list", "--scope", "billing"}, {"show", "k1"}, {"show", long}, {"show", "k3", "--scope", "billing", "--body"}} {
@@ -154,9 +155,28 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	}
 
 	b = newBox(t)
+	b.env = append(b.env, "TERM=dumb")
 	b.idem(runArgs("--key k1", "true")...).expect(t, 0, "")
 	_, lines = b.screen("list").wait()
 	if len(lines) != 2 || strings.Contains(lines[0], "SCOPE") {
 		t.Errorf("without scopes the list is %q", lines)
+	}
+}
+
+func TestColours(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.env = append(b.env, "TERM=xterm")
+	b.idem(runArgs("--key k1", "sh", "-c", "exit 3")...).expect(t, 3, "", "unknown")
+	_, lines := b.screen("list").wait()
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "\x1b[1mKEY ") || !strings.Contains(lines[1], "\x1b[33mabandoned\x1b[0m") {
+		t.Errorf("in colours the list is %q", lines)
+	}
+	for _, none := range []string{"NO_COLOR=1", "TERM=dumb"} {
+		b.env = append(b.env, none)
+		if _, lines := b.screen("list").wait(); len(lines) != 2 || strings.Contains(strings.Join(lines, ""), "\x1b") {
+			t.Errorf("with %s the list is %q", none, lines)
+		}
+		b.env = append(b.env, "NO_COLOR=") // to be set to nothing is not to be set
 	}
 }

@@ -9,10 +9,15 @@ import (
 	"github.com/idem-go/idem/backend/memory"
 )
 
+// A place holds the flag that says which store is meant.
+type place struct {
+	Store string `placeholder:"URL" complete:"file" help:"Where the records are kept: --store /var/lib/idem/jobs.db for a file, or a URL, bolt:///PATH, postgres://HOST/DATABASE or redis://HOST. Else $$IDEM_STORE, else idem/idem.db in $$XDG_STATE_HOME or ~/.local/state."`
+}
+
 // A where holds the flags that say which records are meant.
 type where struct {
 	Scope []string `placeholder:"SCOPE" sep:"none" help:"Namespace of the key, such as a project: --scope billing. Give it twice for a scope within a scope."`
-	Store string   `placeholder:"URL" complete:"file" help:"Where the records are kept: --store /var/lib/idem/jobs.db for a file, or a URL, bolt:///PATH, postgres://HOST/DATABASE or redis://HOST. Else $$IDEM_STORE, else idem/idem.db in $$XDG_STATE_HOME or ~/.local/state."`
+	place
 }
 
 // A target is what a subcommand is about, for opening it and for speaking of it.
@@ -36,6 +41,14 @@ func (w where) at(key string, getenv func(string) string) (target, error) {
 	}
 	return t, err
 }
+
+// whole returns the target of the whole store.
+func (p place) whole(getenv func(string) string) (target, error) {
+	return where{place: p}.at("", getenv)
+}
+
+// stored returns the key under which the backend has the record.
+func (t target) stored() string { return idem.ScopePrefix(t.Scope...) + t.key }
 
 // check reports what is wrong with the key, the scope or the options, before
 // there is a file. The rules are those of the library, asked on a store that
@@ -75,8 +88,8 @@ func scopeName(levels []string) string { return strings.Join(levels, "/") }
 
 // commandLine returns a call of idem about the same key, to be typed in. Only a
 // password in the URL has to be put in again.
-func (t target) commandLine(verb string) string {
-	words := []string{"idem", verb}
+func (t target) commandLine(words ...string) string {
+	words = append([]string{"idem"}, words...)
 	for _, level := range t.Scope {
 		words = append(words, "--scope", quote(level))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/backend/postgres"
 )
 
 // unusable explains why the store could not do its part. cause is what the error
@@ -43,20 +44,16 @@ const serverHint = "see that the server runs and that host, user, password and d
 // postgresTrouble returns the exit code for what PostgreSQL has reported, and
 // what to do.
 func (t target) postgresTrouble(damaged bool, err error) (code int, hint string) {
-	state := ""
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
-		state = e.Code
-	}
-	switch state {
-	case "42P01", "3F000": // no such table, no such schema
+	e, answered := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case errors.Is(err, postgres.ErrNoTable):
 		return exitDamaged, "create it first: " + t.storeLine("migrate")
-	case "42703", "42P10", "42804", "42883": // no such column, no unique index, other types
-		return exitDamaged, "find out which program the table belongs to, or name another one with idem_schema and idem_table in the URL"
-	case "42501": // no right
-		return exitUnavailable, "let the owner of the table grant that, and give the same command again"
-	}
-	if damaged {
+	case errors.Is(err, postgres.ErrOtherTable):
+		return exitDamaged, "find out what the table belongs to, or name another one with idem_schema and idem_table in the URL"
+	case damaged:
 		return exitDamaged, "nothing was changed: find out what has written the record, and what has been done"
+	case answered && e.Code == "42501": // the role may not do that
+		return exitUnavailable, "let the owner of the table or of the database see to it, and give the same command again"
 	}
 	return exitUnavailable, serverHint
 }
