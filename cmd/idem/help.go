@@ -16,6 +16,8 @@ var pages = map[string]page{
 	"run":        {runUsage, runHelp},
 	"show":       {showUsage, showHelp},
 	"list":       {listUsage, listHelp},
+	"stats":      {statsUsage, statsHelp},
+	"doctor":     {doctorUsage, doctorHelp},
 	"resolve":    {resolveUsage, resolveHelp},
 	"forget":     {forgetUsage, forgetHelp},
 	"sweep":      {sweepUsage, sweepHelp},

@@ -132,6 +132,8 @@ type grammar struct {
 	Run        runCommand        `cmd:"" help:"Run a command once per key; later calls replay its output."`
 	Show       showCommand       `cmd:"" help:"Show what is stored under a key."`
 	List       listCommand       `cmd:"" help:"List what is stored."`
+	Stats      statsCommand      `cmd:"" help:"Count what is stored, by status, scope and age."`
+	Doctor     doctorCommand     `cmd:"" help:"Say what is wrong with a store and what to do."`
 	Resolve    resolveCommand    `cmd:"" help:"Record the outcome of an attempt that ended without a known one."`
 	Forget     forgetCommand     `cmd:"" help:"Free the key of an attempt that did not have its effect."`
 	Sweep      sweepCommand      `cmd:"" help:"Delete expired records."`
