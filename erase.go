@@ -10,7 +10,8 @@ import (
 // from: a duplicate never runs; it gets a Result that is Omitted, with the Code
 // and without Meta and Body. The record expires when it would have expired
 // anyway, to within the time of the call. A key that is free or was never used
-// holds no answer, and one whose answer is gone stays as it is: both are nil.
+// holds no answer, and a Result with neither Meta nor Body stays as it is: both are
+// nil.
 //
 // A claim is not touched: while its attempt runs, Erase returns [ErrInProgress],
 // and [ErrUnresolved] if the attempt ended without a known outcome, whose
@@ -39,7 +40,7 @@ func (s *Store) erase(ctx context.Context, key string, present Record) (Record, 
 			return present, s.fail("erase", key, present, ErrUnresolved)
 		case present.Status == InProgress:
 			return present, s.fail("erase", key, present, ErrInProgress)
-		case present.Status != Completed || present.Result.erased():
+		case present.Status != Completed || present.Result.bare():
 			return present, nil
 		}
 		next := present.Rest(0)
@@ -58,8 +59,8 @@ func (s *Store) erase(ctx context.Context, key string, present Record) (Record, 
 	return present, s.fail("erase", key, present, errKeptChanging)
 }
 
-// erased reports whether nothing of the answer is stored but its code.
-func (r Result) erased() bool { return r.Omitted && len(r.Meta) == 0 && len(r.Body) == 0 }
+// bare reports whether nothing of the answer is stored but its code.
+func (r Result) bare() bool { return len(r.Meta) == 0 && len(r.Body) == 0 }
 
 // Rest returns r as it is written anew, to this storage or another one, when it
 // was read a while ago: everything is as it was, and Lease and TTL are what is

@@ -54,6 +54,22 @@ func TestEraseDoesNotMoveTheExpiry(t *testing.T) {
 	})
 }
 
+// An answer that has nothing but its code is what it was.
+func TestEraseOfNothing(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, memory.New(), nil)
+	if err := s.Complete(ctx, begin(t, s, "k", payloadA), idem.Result{Code: 204}); err != nil {
+		t.Fatal(err)
+	}
+	before := lookup(t, s, "k")
+	if err := s.Erase(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if r := lookup(t, s, "k"); r.Token != before.Token || r.Result.Omitted {
+		t.Errorf("the record is %+v", r)
+	}
+}
+
 // A Swap whose reply is lost may be repeated by calling Erase again.
 func TestEraseAfterALostReply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -144,7 +144,7 @@ func (d *diagnosis) records(b idem.Lister) {
 			"%s beyond what this library allows: %s kept for longer than %s, %s with a lease of more than that",
 			counted(v.odd.tooLong+v.odd.noLease, "record is", "records are"), grouped(v.odd.tooLong), brief(idem.MaxRetention), grouped(v.odd.noLease))
 	} else {
-		d.add(ok, "retention", "", "no result is kept for longer than %s, and no lease is longer", brief(idem.MaxRetention))
+		d.add(ok, "retention", "", "no result is kept for longer than %s, nor a lease", brief(idem.MaxRetention))
 	}
 }
 
@@ -157,7 +157,7 @@ func (d *diagnosis) clock(which string, ahead time.Duration) {
 	by := brief(ahead.Abs())
 	switch {
 	case ahead.Abs() < time.Second:
-		d.add(ok, "clock", "", "%sthe server's clock and this machine's differ by less than a second", which)
+		d.add(ok, "clock", "", "%sit differs from this machine's by less than a second", which)
 	case ahead.Abs() >= idem.MinRetention:
 		d.add(bad, "clock", "set the clocks; fences could go down, and other systems would take a new attempt for an old one", "%sthe server's clock is %s %s this machine's", which, by, way)
 	default:
@@ -165,7 +165,7 @@ func (d *diagnosis) clock(which string, ahead time.Duration) {
 	}
 }
 
-// brief bounds a request of a check.
+// ask bounds the requests of a check.
 func (d *diagnosis) ask() (context.Context, context.CancelFunc) { return soon(d.session.ctx) }
 
 func (d *diagnosis) printJSON(w io.Writer) error {
@@ -192,7 +192,7 @@ func (d *diagnosis) printPiped(w io.Writer) error {
 func (d *diagnosis) print(w io.Writer) error {
 	const margin = 6 + 13
 	columns := max(min(width(w), 100), 40)
-	colours := map[level]colour{warn: yellow, bad: red, ok: green}
+	colours := map[level]colour{skip: bold, ok: green, warn: yellow, bad: red}
 	var b strings.Builder
 	fmt.Fprintf(&b, "store %s\n", printable(d.target.name))
 	for _, f := range d.findings {

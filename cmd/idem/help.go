@@ -20,6 +20,8 @@ var pages = map[string]page{
 	"doctor":     {doctorUsage, doctorHelp},
 	"resolve":    {resolveUsage, resolveHelp},
 	"forget":     {forgetUsage, forgetHelp},
+	"erase":      {eraseUsage, eraseHelp},
+	"export":     {exportUsage, exportHelp},
 	"sweep":      {sweepUsage, sweepHelp},
 	"migrate":    {migrateUsage, migrateHelp},
 	"completion": {completionUsage, completionHelp},

@@ -136,6 +136,8 @@ type grammar struct {
 	Doctor     doctorCommand     `cmd:"" help:"Say what is wrong with a store and what to do."`
 	Resolve    resolveCommand    `cmd:"" help:"Record the outcome of an attempt that ended without a known one."`
 	Forget     forgetCommand     `cmd:"" help:"Free the key of an attempt that did not have its effect."`
+	Erase      eraseCommand      `cmd:"" help:"Take the results of a scope, such as a tenant's, out of the store."`
+	Export     exportCommand     `cmd:"" help:"Copy the records to another store, with all they guarantee."`
 	Sweep      sweepCommand      `cmd:"" help:"Delete expired records."`
 	Migrate    migrateCommand    `cmd:"" help:"Prepare a store: create the table in PostgreSQL."`
 	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`

@@ -55,12 +55,12 @@ func (s *storage) room(ctx context.Context) ([]fact, error) {
 	if len(hidden) > 0 {
 		return []fact{{"memory", "unknown: the user may not ask for " + strings.Join(hidden, ", "), "hidden", hidden}}, nil
 	}
-	of := "no limit"
+	of := "; there is no limit"
 	if limit > 0 {
-		of = "a limit of " + size(limit)
+		of = ", of " + size(limit) + " at most"
 	}
 	return []fact{
-		{"memory", size(used) + " in all, with what others store, of " + of, "used_bytes", used},
+		{"memory", size(used) + " with what others store" + of, "used_bytes", used},
 		{"", "", "max_bytes", limit},
 		{"", "", "keys", keys},
 	}, nil
