@@ -118,7 +118,10 @@ func (b *Backend) Stats(ctx context.Context) (st Stats, err error) {
 			st.Hidden = append(st.Hidden, "expired rows")
 			return nil
 		}
-		if err := one(b.sql.overdue, nil, &st.Overdue, &overdue); err != nil {
+		switch err := one(b.sql.overdue, nil, &st.Overdue, &overdue); {
+		case sqlState(err) == undefinedColumn: // it is another table
+			st.Hidden = append(st.Hidden, "expired rows")
+		case err != nil:
 			return err
 		}
 		st.OverdueFor = micro(max(0, overdue))

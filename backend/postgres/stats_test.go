@@ -125,6 +125,14 @@ func TestStatsOfWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: %+v", role, s)
 		}
 	}
+	testpg.Exec(t, server.URL(), `ROLLBACK PREPARED 'forgotten'`, `CREATE TABLE other (key text)`)
+	other, err := postgres.New(pool, &postgres.Options{Table: "other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := stats(t, other); !s.Table || !slices.Equal(s.Hidden, []string{"expired rows"}) {
+		t.Errorf("another table: %+v", s)
+	}
 	server.Kill()
 	if _, err := b.Stats(ctx); err == nil {
 		t.Error("Stats of a server that is down is no error")

@@ -136,13 +136,13 @@ func (d *diagnosis) records(b idem.Lister) {
 	default:
 		d.add(ok, "unresolved", "", "%s ended without a known outcome within the last day; see: %s", counted(u.Records, "attempt has", "attempts have"), list)
 	}
-	if v.odd.tooLong+v.odd.noLease > 0 {
+	if v.odd.tooLong+v.odd.longLease > 0 {
 		levels, key := idem.SplitKey(v.odd.anExample)
 		example := d.target
 		example.Scope, example.key = levels, key
 		d.add(warn, "retention", "find out which program writes them; see: "+example.commandLine("show"),
 			"%s beyond what this library allows: %s kept for longer than %s, %s with a lease of more than that",
-			counted(v.odd.tooLong+v.odd.noLease, "record is", "records are"), grouped(v.odd.tooLong), brief(idem.MaxRetention), grouped(v.odd.noLease))
+			counted(v.odd.tooLong+v.odd.longLease, "record is", "records are"), grouped(v.odd.tooLong), brief(idem.MaxRetention), grouped(v.odd.longLease))
 	} else {
 		d.add(ok, "retention", "", "no result is kept for longer than %s, nor a lease", brief(idem.MaxRetention))
 	}

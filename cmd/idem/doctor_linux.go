@@ -42,7 +42,7 @@ func (d *diagnosis) fileSystem(path string, info os.FileInfo) {
 		d.add(ok, "space", "", "%s are free on the file system", size(free))
 	}
 	if what, known := fileSystems[int64(st.Type)]; known {
-		d.add(warn, "durability", "keep the file on a disk of this machine, if it has to outlive that", "the file is on %s", what)
+		d.add(warn, "durability", "keep it on a disk of this machine", "the file is on %s", what)
 	} else {
 		d.add(ok, "durability", "", "the file is on a disk, and a write is acknowledged when it is synced")
 	}

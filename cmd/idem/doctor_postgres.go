@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,9 +38,11 @@ func (d *diagnosis) postgres() {
 	} else {
 		d.add(ok, "primary", "", "the server is no standby")
 	}
-	if err := backend.postgres.Check(ctx); err != nil && !(st.Standby && errors.Is(err, idem.ErrUnavailable)) {
+	err = backend.postgres.Check(ctx)
+	sound := err == nil
+	if err != nil && !(st.Standby && errors.Is(err, idem.ErrUnavailable)) {
 		d.unopened("table", err)
-	} else if st.Table {
+	} else if st.Table && sound {
 		d.add(ok, "table", "", "it is as version %d of this program creates it", postgres.Version)
 	}
 	d.durability(st)
@@ -51,7 +54,7 @@ func (d *diagnosis) postgres() {
 	for _, what := range st.Hidden {
 		d.add(skip, "hidden", "", "this role may not see: %s", what)
 	}
-	if st.Standby || strings.Contains(strings.Join(st.MissingRights, " "), "SELECT") {
+	if !sound || slices.Contains(st.MissingRights, "SELECT") {
 		d.add(skip, "records", "", "not looked at, for what is said above")
 		return
 	}

@@ -85,7 +85,7 @@ var statuses = []string{"running", "unresolved", "completed", "released"}
 // oddities are records that no program with this library writes.
 type oddities struct {
 	tooLong   int64 // completed, and kept for longer than the longest retention
-	noLease   int64 // running for longer than the longest lease
+	longLease int64 // running for longer than the longest lease
 	anExample string
 }
 
@@ -153,7 +153,7 @@ func (v *survey) judge(e idem.Entry) {
 			v.oldest = idem.Entry{Key: strings.Clone(e.Key), Record: idem.Record{Attempt: r.Attempt, Age: r.Age, TTL: r.TTL, Status: r.Status, Lease: r.Lease}}
 		}
 	case r.Status == idem.InProgress && r.Lease > idem.MaxRetention:
-		v.odd.noLease++
+		v.odd.longLease++
 		odd++
 	case r.Status == idem.Completed:
 		if r.Result.Omitted {
