@@ -62,7 +62,6 @@ package idem
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 )
 
@@ -282,8 +281,9 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 	if err != nil {
 		return nil, nil, s.fail("begin", key, Record{}, err)
 	}
-	c, token := newClaim(stored, key)
-	var present Record
+	present := s.foresee(ctx, stored)
+	var c *Claim
+	var token string
 	for range 1000 { // see errKeptChanging
 		done, err := s.judge(present, fp)
 		if err == ErrMismatch {
@@ -296,6 +296,9 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 		if done {
 			return nil, &present, nil
 		}
+		if c == nil {
+			c, token = newClaim(stored, key)
+		}
 		claim := s.claimRecord(c, token, present, fp)
 		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
 			return nil, nil, s.fail("begin", key, Record{}, err)
@@ -306,6 +309,20 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 		token = "" // of a Swap that did not take place; the next is another one
 	}
 	return nil, nil, s.fail("begin", key, present, errKeptChanging)
+}
+
+// foresee returns the record of a key that a [Prober] may have one of, to begin
+// with. If that fails, the Swap that follows has the error to tell.
+func (s *Store) foresee(ctx context.Context, stored string) Record {
+	p, ok := s.backend.(Prober)
+	if !ok || s.bound || !p.Probe(stored) {
+		return Record{}
+	}
+	r, err := s.backend.Get(ctx, stored)
+	if err != nil {
+		return Record{}
+	}
+	return r.normal()
 }
 
 // judge says what a request with fp is told where present is stored: the key is
@@ -373,7 +390,7 @@ func (s *Store) swapClaim(ctx context.Context, c *Claim, present, claim Record) 
 	if ctx.Err() != nil {
 		return Record{}, notAsked(ctx)
 	}
-	giveUp := time.Now().Add(repeatFor)
+	giveUp := c.leasedAt.Add(repeatFor)
 	unsure := false
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
 		got, err := s.swap(ctx, c.stored, present.Token, claim)
@@ -469,17 +486,4 @@ func (s *Store) fail(op, key string, present Record, err error) error {
 // detach returns a context for cleaning up after a caller that may be gone.
 func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedFor)
-}
-
-// pause waits for about d and reports whether ctx is still alive. Those who
-// pause together do not come back together.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }

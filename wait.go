@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -156,4 +157,17 @@ func watchOnce(ctx context.Context, w Watcher, stored string, present Record) bo
 	defer cancel()
 	err := w.Watch(ctx, stored, present.Token)
 	return err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil
+}
+
+// pause waits for about d and reports whether ctx is still alive. Those who
+// pause together do not come back together.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d/2 + rand.N(d/2+1))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
 }

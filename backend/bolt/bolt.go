@@ -89,8 +89,8 @@ func (o *Options) withDefaults() (Options, error) {
 	return with, nil
 }
 
-// A Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on a
-// bbolt file. It is safe for concurrent use, except for one that WithTx has bound
+// A Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
+// [idem.Prober] on a bbolt file. It is safe for concurrent use, except for one that WithTx has bound
 // to a transaction.
 type Backend struct {
 	*core
@@ -275,6 +275,9 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 	}
 	return b.lookup(ctx, key)
 }
+
+// Probe implements [idem.Prober], by the index.
+func (b *Backend) Probe(key string) bool { return b.index.known(b.index.hash(key)) }
 
 // Swap implements [idem.Backend]. A Swap of a key that should be free, and is not,
 // does not wait for the writer.

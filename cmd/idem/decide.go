@@ -129,6 +129,10 @@ func (d decision) undecided(err error, present idem.Record) error {
 	if e, ok := errors.AsType[*idem.Error](err); ok && e.Record.Status != 0 && e.Record.Token != present.Token {
 		present = e.Record
 	}
+	stands := ", and its result stands"
+	if d.result != nil {
+		stands = " with another result, which stands"
+	}
 	look := "look again: " + d.commandLine("show")
 	switch {
 	case errors.Is(err, idem.ErrInProgress):
@@ -136,7 +140,7 @@ func (d decision) undecided(err error, present idem.Record) error {
 			"%v: attempt %d is running, with %v of its lease left; nothing was changed", d.target, present.Attempt, brief(present.LeaseLeft()))
 	case errors.Is(err, idem.ErrCompleted):
 		return fail(exitMismatch, look,
-			"%v: attempt %d was completed %v ago with another result, which stands; nothing was changed", d.target, present.Attempt, brief(present.Age))
+			"%v: attempt %d was completed %v ago%s; nothing was changed", d.target, present.Attempt, brief(present.Age), stands)
 	case !errors.Is(err, idem.ErrLost):
 		return d.refused(d.verb, err)
 	case present.Status == 0:

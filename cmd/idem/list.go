@@ -35,8 +35,8 @@ lines without a heading and with whole keys, and "-" for what a record has not.
 The columns are the same:
   KEY, SCOPE, STATUS, TRY (attempt), AGE (since the last write),
   LEASE (left; or over, or abandoned), EXPIRES (in), CODE (exit code)
-Exact numbers, and what else there is, are in --json and --csv. --scope lists the
-scopes below it too. Large stores are listed as they are read.
+Exact numbers, and what else there is, are in --json and --csv. --scope lists
+the scopes below it too. Large stores are listed as they are read.
 
 ` + readingHelp
 

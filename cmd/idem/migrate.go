@@ -25,10 +25,10 @@ Redis: there is nothing to do either, but for --init, which asks before it does.
 
   idem migrate --store postgres://localhost/shop
 
-Exit codes: 0, also if there was nothing to do, or 1 if --init was not confirmed,
-64 for bad flags, 69 if the store cannot be used, 74 if the output cannot be
-written, 78 if the table is another one, or Redis has lost the records. The messages
-are on standard error and begin with "idem:".
+Exit codes: 0, also if there was nothing to do, or 1 if --init was not
+confirmed, 64 for bad flags, 69 if the store cannot be used, 74 if the output
+cannot be written, 78 if the table is another one, or Redis has lost the
+records. The messages are on standard error and begin with "idem:".
 `
 
 // Run prepares the store.

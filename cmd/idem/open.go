@@ -76,12 +76,12 @@ func (l *location) open(ctx context.Context, p purpose) (*storage, error) {
 func (l *location) absent(what string) error {
 	return fail(exitAbsent,
 		"if you use another store for running, name it with --store or $IDEM_STORE",
-		"store %s: %s; nothing has been run with it yet", l.name, what)
+		"store %s: %s", l.name, what)
 }
 
 func (l *location) openBolt(p purpose) (*storage, error) {
 	if p != toRun && missing(l.path) {
-		return nil, l.absent("there is no such file")
+		return nil, l.absent("there is no such file; nothing has been run with it yet")
 	}
 	if p == toRun && l.made {
 		if err := os.MkdirAll(filepath.Dir(l.path), 0o700); err != nil {
@@ -142,12 +142,17 @@ func (l *location) openRedis(ctx context.Context, p purpose) (*storage, error) {
 	_ = s.Close()
 	switch {
 	case errors.Is(err, idemredis.ErrNotInitialized):
-		return nil, l.absent("there are no records")
+		return nil, l.absent("nothing has been run with it yet, or it has lost all its records")
 	case errors.Is(err, idem.ErrOptions):
-		return nil, fail(exitDamaged, "mend that, or use another store", "store %s: %s", l.name, l.trimmed(err))
+		return nil, &unfit{l.trimmed(err)}
 	}
 	return nil, err
 }
+
+// An unfit server is one that cannot be trusted with records as it is set up.
+type unfit struct{ why string }
+
+func (e *unfit) Error() string { return e.why }
 
 // connectRedis returns a storage that has not been checked.
 func (l *location) connectRedis(p purpose) (s *storage, err error) {

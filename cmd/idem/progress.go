@@ -40,6 +40,7 @@ func (p *progress) add(n int) {
 			progressbar.OptionSetWidth(10),
 			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionClearOnFinish(),
+			progressbar.OptionSetRenderBlankState(true),
 		)
 	}
 	_ = p.bar.Add(n) // it shows progress, and makes none

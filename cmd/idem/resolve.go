@@ -23,10 +23,10 @@ type resolveCommand struct {
 const resolveUsage = "idem resolve KEY --attempt N --code CODE [--body-file FILE] [FLAGS]"
 
 const resolveHelp = `For an attempt that ended without a known outcome, when somebody has found out
-that the operation was done. Every later call gets the code and the body: idem run
-prints the body to standard output and exits with the code; a program gets both
-as they are. The result is kept for as long as the attempt's own would have been,
-and for 7 days if the attempt is held.
+that the operation was done. Every later call gets the code and the body: idem
+run prints the body to standard output and exits with the code; a program gets
+both as they are. The result is kept for as long as the attempt's own would have
+been, and for 7 days if the attempt is held.
 
   idem resolve payout-7 --attempt 1 --code 0 --body-file payout-7.out
 

@@ -63,10 +63,17 @@ func (t target) redisTrouble(damaged bool, err error) (code int, hint string) {
 	switch {
 	case errors.Is(err, idem.ErrStoreLost):
 		return exitDamaged, "when that is known and dealt with: " + t.storeLine("migrate", "--init")
+	case isUnfit(err):
+		return exitDamaged, "mend that, or use another store"
 	case damaged:
 		return exitDamaged, "nothing was changed: find out what has written the record, and what has been done"
 	}
 	return exitUnavailable, serverHint
+}
+
+func isUnfit(err error) bool {
+	_, ok := errors.AsType[*unfit](err)
+	return ok
 }
 
 func missing(path string) bool {
@@ -93,7 +100,7 @@ func (t target) trimmed(err error) string { return t.location.trimmed(err) }
 
 func (l *location) trimmed(err error) string {
 	fronts := []string{
-		idem.ErrNotRecorded.Error() + ": ", idem.ErrUnavailable.Error() + ": ", l.kind() + ": ", "open ", l.name + ": ",
+		idem.ErrNotRecorded.Error() + ": ", idem.ErrUnavailable.Error() + ": ", idem.ErrOptions.Error() + ": ", l.kind() + ": ", "open ", l.name + ": ",
 		"check: ", "migrate: ", "get: ", "swap: ", "list: ", "sweep: ",
 	}
 	s := trimmed(err)
