@@ -20,9 +20,9 @@ type doctorCommand struct {
 
 const doctorUsage = "idem doctor [FLAGS]"
 
-const doctorHelp = `Looks at the store and all its records, changes nothing, and says what is wrong and
-what to do, one line for each check: its level, its name, what is true, and the
-remedy, with tabs between them where it is not a terminal.
+const doctorHelp = `Looks at the store and all its records, changes nothing, and says what is wrong
+and what to do, one line for each check: its level, its name, what is true, and
+the remedy, with tabs between them where it is not a terminal.
   ok     as it should be
   warn   works, but somebody should know
   FAIL   records can be lost, cannot be written, or operations can run twice
@@ -30,8 +30,8 @@ remedy, with tabs between them where it is not a terminal.
 
   idem doctor --store postgres://localhost/shop
 
-Exit codes: 0 if nothing FAILs, 2 if something does, also if the store cannot be
-opened; 64 for bad flags, 74 if the output cannot be written.
+Exit codes: 0 if nothing FAILs, 2 if something does, also if the store cannot
+be opened; 64 for bad flags, 74 if the output cannot be written.
 `
 
 // A level says how bad a finding is.

@@ -23,28 +23,31 @@ type eraseCommand struct {
 
 const eraseUsage = "idem erase --scope SCOPE [FLAGS]"
 
-const eraseHelp = `Takes the results out of a scope's completed records: their bodies and metadata.
-The records themselves stay until they would have expired anyway, with the key, the
-code and the fingerprint, because without them a late duplicate would run the
-operation again. It gets the code and no output. Put nothing personal into keys.
+const eraseHelp = `Takes the results out of a scope's completed records: their bodies and
+metadata. The records themselves stay until they would have expired anyway,
+with the key, the code and the fingerprint, because without them a late
+duplicate would run the operation again. It gets the code and no output. Put
+nothing personal into keys.
 
-Attempts that run, or that have no known outcome, are left alone, with what they
-noted down in a checkpoint for whoever takes over. Repeat the call when they are at an
-end. Then also what was completed in the meantime is erased.
+Attempts that run, or that have no known outcome, are left alone, with what
+they noted down in a checkpoint for whoever takes over. Repeat the call when
+they are at an end. Then also what was completed in the meantime is erased.
 
-The storage may keep old bytes: a file in its free pages, PostgreSQL in dead rows
-until it is vacuumed, Redis in its append-only file, and all of them in logs,
-snapshots, replicas and backups. The last lines of the output say what to do.
+The storage may keep old bytes: a file in its free pages, PostgreSQL in dead
+rows until it is vacuumed, Redis in its append-only file, and all of them in
+logs, snapshots, replicas and backups. The last lines of the output say what to
+do.
 
   idem erase --scope tenant-7 --dry-run
 
 Asks before it changes anything; without a terminal it needs --yes. It can be
 interrupted and started again.
 
-Exit codes: 0, or 1 if it was not confirmed, 2 if attempts were left alone, 64 for bad
-flags or if there is no terminal and no --yes, 66 if there is no store, 69 if the
-store cannot be used, 74 if the output cannot be written, 78 if the store is damaged
-or not set up. The messages are on standard error and begin with "idem:".
+Exit codes: 0, or 1 if it was not confirmed, 2 if attempts were left alone, 64
+for bad flags or if there is no terminal and no --yes, 66 if there is no store,
+69 if the store cannot be used, 74 if the output cannot be written, 78 if the
+store is damaged or not set up. The messages are on standard error and begin
+with "idem:".
 `
 
 // A plan of what is to be erased, and what is in the way.

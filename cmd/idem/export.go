@@ -36,25 +36,27 @@ type exportCommand struct {
 
 const exportUsage = "idem export --to URL [FLAGS]"
 
-const exportHelp = `Copies all records of the store to another one, such as from a file to PostgreSQL,
-so that programs can go on there as if nothing had happened: results are replayed
-for as long as they would have been, attempts that run or are unresolved stay so
-with what is left of their leases, and the numbers of attempts and the fences go on.
-Nothing is changed in the old store, and no record of the new one is replaced.
+const exportHelp = `Copies all records of the store to another one, such as from a file to
+PostgreSQL, so that programs can go on there as if nothing had happened:
+results are replayed for as long as they would have been, attempts that run or
+are unresolved stay so with what is left of their leases, and the numbers of
+attempts and the fences go on. Nothing is changed in the old store, and no
+record of the new one is replaced.
 
   1. Stop everything that writes to the old store.
   2. idem export --store /var/lib/idem/jobs.db --to postgres://localhost/shop
-  3. Let the programs use the new store, and none of them the old one ever again.
+  3. Let the programs use the new store, and none of them the old one again.
 
-A file is locked for the time of the copy. In PostgreSQL and Redis nothing keeps
-others from writing; when all is copied, every record is read again in both stores
-and compared, so that what has changed or is missing is told. It can be interrupted
-and started again: what is there already is not copied twice.
+A file is locked for the time of the copy. In PostgreSQL and Redis nothing
+keeps others from writing; when all is copied, every record is read again in
+both stores and compared, so that what has changed or is missing is told. It
+can be interrupted and started again: what is there already is not copied
+twice.
 
-Exit codes: 0 if every record is in the new store, 2 if not, with the keys of some;
-64 for bad flags, 66 if there is no old store, 69 if a store cannot be used, 74 if
-the output cannot be written, 78 if a store is damaged or not set up. The messages
-are on standard error and begin with "idem:".
+Exit codes: 0 if every record is in the new store, 2 if not, with the keys of
+some; 64 for bad flags, 66 if there is no old store, 69 if a store cannot be
+used, 74 if the output cannot be written, 78 if a store is damaged or not set
+up. The messages are on standard error and begin with "idem:".
 `
 
 // Run copies the records.

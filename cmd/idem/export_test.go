@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -139,23 +138,6 @@ func (sh *shelf) answers(t *testing.T) map[string]string {
 	all["complete by the one that runs"] = fmt.Sprint(s.Complete(ctx, &c, shelfResult))
 	ask("then", s, "running", shelfPayload)
 	return all
-}
-
-// emptyStore returns the URL of a store of a kind that is empty and ready.
-func (b *box) emptyStore(kind string) string {
-	b.t.Helper()
-	url := b.path(rand.Text() + ".db")
-	switch kind {
-	case "postgres":
-		base, schema := testpg.Schema(b.t)
-		url = testpg.With(base, "idem_schema", schema)
-	case "redis":
-		return "redis://" + testredis.Shared(b.t) + "?idem_prefix=" + rand.Text() + ":"
-	}
-	if d := b.idem("migrate", "--store", url); d.code != 0 {
-		b.t.Fatal(d)
-	}
-	return url
 }
 
 // opened opens a store by way of the library until the test is over, or closed.

@@ -3,11 +3,9 @@
 package main
 
 import (
-	"net"
 	"os"
 	"sync"
 	"syscall"
-	"testing"
 )
 
 // An errgroup runs a few functions at once and keeps the first error.
@@ -52,15 +50,4 @@ func (b *box) flock(name string) *os.File {
 		b.t.Fatal(err)
 	}
 	return f
-}
-
-// closedPort returns an address where nobody listens.
-func closedPort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

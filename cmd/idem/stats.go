@@ -26,10 +26,11 @@ const statsHelp = `Reads all records and counts them, by status and by scope:
   unresolved   in progress, and the lease is over: the outcome is unknown
   completed    with a result to replay
   released     given back; such a key is free
-BYTES are those of keys, bodies, metadata and checkpoints; what the storage itself
-takes is told apart. Ages are those since the last write. Of the scopes the 20
-largest are shown, of more than 1000 the rest is counted together; --json has up
-to 1000. Not on a terminal, lines of a name, a tab and a value are printed.
+BYTES are those of keys, bodies, metadata and checkpoints; what the storage
+itself takes is told apart. Ages are those since the last write. Of the scopes
+the 20 largest are shown, of more than 1000 the rest is counted together;
+--json has up to 1000. Not on a terminal, lines of a name, a tab and a value
+are printed.
 
 While others write, a record that changes may be counted twice or in its old
 state; in Redis any record may come twice.
