@@ -20,9 +20,9 @@ const (
 	lookAt = 10_000
 )
 
-// List implements [idem.Lister], in the order of the keys. A call looks at 10,000
-// records at most; a listing of few among many goes through the whole table in
-// such steps.
+// List implements [idem.Lister], in the order of the keys. A call that selects by
+// status looks at 10,000 records; a listing of few among many goes through the whole
+// table in such steps. All others look at no more than they return.
 func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, "", fmt.Errorf("postgres: list: %w", err)
@@ -40,8 +40,12 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 		limit = listLimit
 	}
 	limit = min(limit, lookAt)
+	look := limit // all that is there is asked for
+	if q.Status != 0 || q.Lapsed {
+		look = lookAt
+	}
 	from, to := keyRange(q.Prefix)
-	args := []any{after, from, to, int64(lookAt), int64(limit), int64(q.Status), q.Lapsed}
+	args := []any{after, from, to, int64(look), int64(limit), int64(q.Status), q.Lapsed}
 
 	var entries []idem.Entry
 	var looked int64
@@ -76,7 +80,7 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 	switch {
 	case len(entries) == limit:
 		next = entries[limit-1].Key
-	case looked == lookAt:
+	case looked == int64(look):
 		next = *last
 	}
 	if next != "" {

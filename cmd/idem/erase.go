@@ -193,8 +193,8 @@ func (c *eraseCommand) erase(s *session, b *storage) (int64, error) {
 		})
 	}
 	n := 0
-	err = eachEntry(ctx, b, idem.Query{Prefix: idem.ScopePrefix(c.Scope...), Status: idem.Completed}, func(e idem.Entry) error {
-		if answerBytes(e.Record.Result) == 0 {
+	err = eachEntry(ctx, b, idem.Query{Prefix: idem.ScopePrefix(c.Scope...)}, func(e idem.Entry) error {
+		if e.Record.Status != idem.Completed || answerBytes(e.Record.Result) == 0 {
 			return nil
 		}
 		select {
