@@ -112,7 +112,7 @@ func (c *eraseCommand) Run(s *session) error {
 	if plan, err = c.plan(s, backend); err != nil {
 		return t.refused("erase", err)
 	}
-	if err := s.tell("%s: %s erased; the records stay until they expire, the last in %s\n%s", scope, counted(erased, "result is", "results are"), brief(plan.until), t.remains()); err != nil {
+	if err := s.tell("%s: %s erased\nThe records stay until they expire, the last in %s.\n%s", scope, counted(erased, "result is", "results are"), brief(plan.until), t.remains()); err != nil {
 		return err
 	}
 	return c.left(s, t, plan)
@@ -240,13 +240,10 @@ func (t target) remains() string {
 	const everywhere = "Replicas and backups have the results for as long as they are kept."
 	switch t.kind() {
 	case "postgres":
-		table := `"` + t.postgresOptions.Schema + `"."` + t.postgresOptions.Table + `"`
-		if t.postgresOptions.Schema == "" || t.postgresOptions.Table == "" {
-			table = "the table"
-		}
-		return "PostgreSQL has the old rows until it vacuums " + table + ", and its WAL for longer.\n" + everywhere
+		return "PostgreSQL has the old rows until it vacuums the table, and its WAL for longer.\n" + everywhere
 	case "redis":
-		return "An append-only file has the old values until it is rewritten: BGREWRITEAOF.\nSnapshots have them until the next one. " + everywhere
+		return "An append-only file has the old values until it is rewritten (BGREWRITEAOF), and a\nsnapshot until the next one.\n" + everywhere
 	}
-	return "The file may have the old bytes in free pages until those are used again. A new\nfile without them: stop the writers, and " + t.storeLine("export", "--to", "bolt:new.db") + "\n" + everywhere
+	return "The file may have the old bytes in free pages until those are used again. A new\nfile without them, when the writers are stopped:\n  " +
+		t.storeLine("export", "--to", "bolt:new.db") + "\n" + everywhere
 }
