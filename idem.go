@@ -41,7 +41,8 @@
 // Abandon. What happens then is the Store's [LapsePolicy]: with Takeover the
 // next request runs the operation again and its claim says so; with Hold
 // nothing runs until [Store.Resolve], [Store.Forget] or [Store.Reclaim] has
-// decided.
+// decided. Package janitor finds such attempts and calls a function of the program
+// that finds out what they did; it also deletes records whose retention is over.
 //
 // # Transactions
 //
@@ -250,6 +251,9 @@ func (s *Store) With(b Backend) *Store {
 	return &bound
 }
 
+// Options returns the Store's options with the defaults filled in.
+func (s *Store) Options() Options { return s.opts }
+
 // Begin asks for the key. It returns exactly one of three:
 //
 //   - a Claim: the caller runs the operation and ends the claim;
@@ -375,7 +379,10 @@ func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerpri
 	return c.last
 }
 
-// claimTTL is how long a record in progress is kept.
+// claimTTL is how long a record in progress is kept. A Store that goes on with a
+// claim of another Store does not make that shorter: what is not forgotten by
+// age under Hold is not forgotten because somebody with other options looked
+// after it.
 func (s *Store) claimTTL() time.Duration {
 	if s.opts.OnLapse == Hold {
 		return held

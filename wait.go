@@ -18,6 +18,14 @@ const (
 	lastPoll  = 100 * time.Millisecond
 )
 
+// NoWait returns a Store with the same rules that does not wait for a running
+// duplicate: see Options.NoWait.
+func (s *Store) NoWait() *Store {
+	impatient := *s
+	impatient.opts.NoWait = true
+	return &impatient
+}
+
 // Wait returns nil when no attempt is running under key: it is completed, was
 // released, its lease ran out, or it was never there. It returns
 // [ErrInProgress] at once with Options.NoWait or in a transaction, and an error
@@ -162,7 +170,7 @@ func watchOnce(ctx context.Context, w Watcher, stored string, present Record) bo
 // pause waits for about d and reports whether ctx is still alive. Those who
 // pause together do not come back together.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
+	t := time.NewTimer(jitter(d))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -170,4 +178,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// jitter returns a duration from half of d to d.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
 }

@@ -22,6 +22,11 @@
 // [idem.ErrStoreLost], and its bytes stay as they are. Restore a copy, or move it
 // away, knowing that every operation in it could then run a second time.
 //
+// # Space
+//
+// Each write deletes an expired record as well; the rest is deleted by package
+// janitor. The file does not shrink, but it stops growing at a steady load.
+//
 // # Time
 //
 // Age is measured by the wall clock of the machine, which is not allowed to go

@@ -37,6 +37,7 @@ func (p *progress) add(n int) {
 			progressbar.OptionSetWriter(p.session.stderr),
 			progressbar.OptionShowCount(),
 			progressbar.OptionShowIts(),
+			progressbar.OptionSetItsString("records"),
 			progressbar.OptionSetWidth(10),
 			progressbar.OptionThrottle(100*time.Millisecond),
 			progressbar.OptionClearOnFinish(),

@@ -235,7 +235,7 @@ func TestHelpThatCannotBeWritten(t *testing.T) {
 	for _, verb := range []string{"", "run", "resolve"} {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		if err != nil {
-			testenv.Skip(t, "full", "no /dev/full: %v", err)
+			testenv.Skip(t, "devfull", "no /dev/full: %v", err)
 		}
 		cmd := b.cmd(strings.Fields(verb + " --help")...)
 		cmd.Stdout = full
