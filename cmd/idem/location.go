@@ -165,7 +165,7 @@ func redacted(u *url.URL) string {
 	parameters := strings.Split(shown.RawQuery, "&")
 	for i, parameter := range parameters {
 		name, _, _ := strings.Cut(parameter, "=")
-		if lower := strings.ToLower(name); strings.Contains(lower, "pass") || strings.Contains(lower, "%") {
+		if lower := strings.ToLower(name); strings.Contains(lower, "passw") || strings.Contains(lower, "%") {
 			parameters[i] = name + "=xxxxx"
 		}
 	}

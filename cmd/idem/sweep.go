@@ -22,7 +22,8 @@ and started again. Redis deletes expired records by itself.
   idem sweep --store postgres://localhost/shop
 
 Exit codes: 0, or 64 for bad flags, 66 if there is no store, 69 if the store
-cannot be used, 74 if the output cannot be written, 78 X The messages are on standard error and begin with "idem:".
+cannot be used, 74 if the output cannot be written, 78 if the store is damaged
+or not set up. The messages are on standard error and begin with "idem:".
 `
 
 // Run deletes what has expired.

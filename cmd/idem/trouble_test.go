@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,10 +36,14 @@ func everyCommand() map[string][]string {
 // wantEach gives every command a store that it cannot use.
 func (b *box) wantEach(url string, code int, messages ...string) {
 	b.t.Helper()
+	other := *b
+	other.env = append(slices.Clone(b.env), "IDEM_STORE="+url)
+	calls := make(map[string]*running)
 	for verb, args := range everyCommand() {
-		cmd := b.cmd(args...)
-		cmd.Env = append(b.env, "IDEM_STORE="+url)
-		d := finish(b.t, cmd, nil)
+		calls[verb] = other.start(args...)
+	}
+	for verb, call := range calls {
+		d := call.wait()
 		b.t.Log(verb, d)
 		d.expect(b.t, code, "", messages...)
 		if strings.Contains(d.stderr, "secret") {
