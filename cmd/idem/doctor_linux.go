@@ -30,7 +30,7 @@ func (d *diagnosis) fileSystem(path string, info os.FileInfo) {
 		d.add(skip, "space", "", "the file system cannot be asked: %v", err)
 		return
 	}
-	free := int64(st.Bavail) * st.Bsize
+	free := wide(st.Bavail) * wide(st.Bsize)
 	switch {
 	case st.Flags&unix.ST_RDONLY != 0:
 		d.add(bad, "space", "mount it for writing", "the file system is mounted for reading only")
@@ -41,12 +41,15 @@ func (d *diagnosis) fileSystem(path string, info os.FileInfo) {
 	default:
 		d.add(ok, "space", "", "%s are free on the file system", size(free))
 	}
-	if what, known := fileSystems[int64(st.Type)]; known {
+	if what, known := fileSystems[wide(st.Type)]; known {
 		d.add(warn, "durability", "keep it on a disk of this machine", "the file is on %s", what)
 	} else {
 		d.add(ok, "durability", "", "the file is on a disk, and a write is acknowledged when it is synced")
 	}
 }
+
+// wide returns a number that has another type on other machines.
+func wide[N int32 | uint32 | int64 | uint64](n N) int64 { return int64(n) }
 
 // holder tells which process has the lock of the file at this moment.
 func (d *diagnosis) holder(path string) {
@@ -67,7 +70,7 @@ func (d *diagnosis) holder(path string) {
 			continue
 		}
 		parts := strings.Split(fields[5], ":")
-		if len(parts) != 3 || parts[2] != strconv.FormatUint(st.Ino, 10) || !sameDevice(parts[0], parts[1], uint64(st.Dev)) {
+		if len(parts) != 3 || parts[2] != strconv.FormatUint(st.Ino, 10) || !sameDevice(parts[0], parts[1], uint64(wide(st.Dev))) {
 			continue
 		}
 		name, _ := os.ReadFile(filepath.Join("/proc", fields[4], "comm"))
