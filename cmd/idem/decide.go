@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -48,12 +47,10 @@ func (d decision) run(s *session) error {
 		return d.undecided(err, present)
 	}
 	if present.Status == idem.Completed {
-		fmt.Fprintf(s.stdout, "%v: attempt %d is completed with that result already; nothing was changed\n", d.target, d.attempt)
-		return nil
+		return s.tell("%v: attempt %d is completed with that result already; nothing was changed", d.target, d.attempt)
 	}
 	if d.DryRun {
-		_, err := fmt.Fprintf(s.stdout, "%v: would %s; nothing was changed\n", d.target, d.plan)
-		return s.wrote(err)
+		return s.tell("%v: would %s; nothing was changed", d.target, d.plan)
 	}
 	if !d.Yes {
 		if err := printPairs(s.stderr, d.known(present)); err != nil {
@@ -64,10 +61,13 @@ func (d decision) run(s *session) error {
 		return err
 	}
 	if err := d.on(s.ctx, backend, present); err != nil {
+		// It has changed since it was looked at.
+		if e, ok := errors.AsType[*idem.Error](err); ok {
+			present = e.Record
+		}
 		return d.undecided(err, present)
 	}
-	_, err = fmt.Fprintf(s.stdout, "%v: %s\n", d.target, d.done)
-	return s.wrote(err)
+	return s.tell("%v: %s", d.target, d.done)
 }
 
 // on decides on a backend.
@@ -123,12 +123,9 @@ func (d decision) known(r idem.Record) []pair {
 	return pairs
 }
 
-// undecided explains why a decision is refused, or failed. present is what was
-// stored; the error may know better.
+// undecided explains why a decision is refused, or failed. present is what is
+// stored.
 func (d decision) undecided(err error, present idem.Record) error {
-	if e, ok := errors.AsType[*idem.Error](err); ok && e.Record.Status != 0 && e.Record.Token != present.Token {
-		present = e.Record
-	}
 	stands := ", and its result stands"
 	if d.result != nil {
 		stands = " with another result, which stands"

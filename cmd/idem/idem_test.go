@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"github.com/idem-go/idem/internal/testenv"
-	"github.com/idem-go/idem/internal/testpg"
-	"github.com/idem-go/idem/internal/testredis"
 )
 
 // patience is how long a test waits for something that is bound to happen.
@@ -31,8 +29,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := buildAndRun(m)
-	testpg.Stop()
-	testredis.StopShared()
+	stopServers()
 	os.Exit(code)
 }
 

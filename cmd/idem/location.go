@@ -158,7 +158,7 @@ func redacted(u *url.URL) string {
 		switch {
 		case password:
 			shown.User = url.UserPassword(shown.User.Username(), "xxxxx")
-		case strings.HasPrefix(shown.Scheme, "redis"):
+		case !strings.HasPrefix(shown.Scheme, "postgres"):
 			shown.User = url.User("xxxxx") // with Redis it is as likely to be the password
 		}
 	}

@@ -187,6 +187,12 @@ func (s *session) say(format string, args ...any) {
 	fmt.Fprintf(s.stderr, "idem: "+format+"\n", args...)
 }
 
+// tell prints what a subcommand has found or done.
+func (s *session) tell(format string, args ...any) error {
+	_, err := fmt.Fprintf(s.stdout, format+"\n", args...)
+	return s.wrote(err)
+}
+
 func (s *session) getenv(name string) string {
 	for i := len(s.env) - 1; i >= 0; i-- { // the last one counts, as in os/exec
 		if value, ok := strings.CutPrefix(s.env[i], name+"="); ok {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/idem-go/idem"
@@ -147,10 +146,4 @@ func (c *migrateCommand) initRedis(s *session, t target) error {
 		return t.refused("migrate", err)
 	}
 	return s.tell("store %s: initialised", t.name)
-}
-
-// tell prints what a subcommand has found or done.
-func (s *session) tell(format string, args ...any) error {
-	_, err := fmt.Fprintf(s.stdout, format+"\n", args...)
-	return s.wrote(err)
 }

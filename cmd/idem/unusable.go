@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -41,6 +42,9 @@ func (t target) unusable(verb string, err, cause error) error {
 // serverHint is what to do about a server that does not answer or lets nobody in.
 const serverHint = "see that the server runs and that host, user, password and database in the URL are right; then give the same command again"
 
+// slowHint is what to do about one that has not answered in time.
+const slowHint = "see whether the server can be reached and is not held up, such as by an open transaction with the same key; then give the same command again"
+
 // postgresTrouble returns the exit code for what PostgreSQL has reported, and
 // what to do.
 func (t target) postgresTrouble(damaged bool, err error) (code int, hint string) {
@@ -52,6 +56,8 @@ func (t target) postgresTrouble(damaged bool, err error) (code int, hint string)
 		return exitDamaged, "find out what the table belongs to, or name another one with idem_schema and idem_table in the URL"
 	case damaged:
 		return exitDamaged, "nothing was changed: find out what has written the record, and what has been done"
+	case errors.Is(err, context.DeadlineExceeded):
+		return exitUnavailable, slowHint
 	case answered && e.Code == "42501": // the role may not do that
 		return exitUnavailable, "let the owner of the table or of the database see to it, and give the same command again"
 	}

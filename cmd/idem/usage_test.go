@@ -63,6 +63,7 @@ func TestBadCallsWriteNothing(t *testing.T) {
 		{runArgs("--key k --store postgres://host/db?password=secret&sslmode=no", "true"), "?password=xxxxx&sslmode=no: "},
 		{runArgs("--key k --store redis://user:secret@host/zero", "true"), "invalid database number"},
 		{runArgs("--key k --store redis://secret@host/zero", "true"), "store redis://xxxxx@host/zero: "},
+		{runArgs("--key k --store unix://secret@/redis.sock?db=zero", "true"), "store unix://xxxxx@/redis.sock?db=zero: "},
 		{runArgs("--key k --store redis://user:secret@host?colour=red", "true"), "unexpected option: colour"},
 		{runArgs("--key k --store redis://user:secret@host?idem_table=a", "true"), "there are idem_prefix and idem_allow_eviction"},
 		{runArgs("--key k --store redis://user:secret@host?idem_allow_eviction=perhaps", "true"), "true or false"},

@@ -1,5 +1,3 @@
-//go:build unix
-
 package main
 
 import (
@@ -17,6 +15,12 @@ import (
 	"github.com/idem-go/idem/internal/testpg"
 	"github.com/idem-go/idem/internal/testredis"
 )
+
+// stopServers stops the servers that the tests have shared.
+func stopServers() {
+	testpg.Stop()
+	testredis.StopShared()
+}
 
 // onEachStore runs a test in boxes whose store is of each kind, empty and ready.
 func onEachStore(t *testing.T, test func(t *testing.T, b *box)) {
