@@ -44,6 +44,8 @@ type colour string
 
 const (
 	bold   colour = "1"
+	red    colour = "31"
+	green  colour = "32"
 	yellow colour = "33"
 )
 

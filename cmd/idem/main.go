@@ -6,8 +6,8 @@
 // runs the command; every later call with that key prints what the first one
 // printed, to the same streams, and exits with the same code, without running
 // anything. "idem show" and "idem list" tell what is stored, "idem resolve" and
-// "idem forget" decide about attempts whose outcome is unknown, "idem migrate" and
-// "idem sweep" look after the store.
+// "idem forget" decide about attempts whose outcome is unknown, "idem migrate",
+// "idem doctor" and others look after the store.
 //
 // The key names the operation (the invoice), not the attempt, and is made
 // before the first attempt: a key with the time of the call in it protects from
@@ -77,9 +77,26 @@
 // as it is. The second says that nothing has happened. Both name the attempt, and
 // change nothing if another one is the present one by then.
 //
+// # Looking after a store
+//
+// "idem stats" counts what is stored, "idem doctor" says what is wrong with the store
+// and what to do, and "idem sweep" deletes what has expired.
+//
+// "idem erase --scope tenant-7" takes the results out of a tenant's records, whose
+// bodies may have personal data in them. The records stay, so that nothing runs
+// twice, and expire when they would have expired; keys stay with them. What a storage
+// keeps of its past is not reached: free pages of a file, dead rows, logs, backups.
+//
+// "idem export --to postgres://localhost/shop" copies all records to another store,
+// of whatever kind, with what they guarantee: results, attempts, fences, and what is
+// left of leases and retentions. Only the age of a record begins anew. Stop the
+// writers first. In the end every record is compared.
+//
 // # Exit codes
 //
-//	  1      resolve, forget, migrate --init: not confirmed; nothing was changed
+//	  1      resolve, forget, erase, migrate --init: not confirmed; nothing was changed
+//	  2      doctor: a check FAILs; erase: attempts were left alone; export: a record
+//	         is not in the new store as in the old one
 //	 64      bad flags, key, options or URL, or nobody to confirm; nothing was run
 //	 65      the key belongs to another command or other input, or (resolve, forget)
 //	         to another attempt, or is decided already; nothing was run
@@ -132,8 +149,12 @@ type grammar struct {
 	Run        runCommand        `cmd:"" help:"Run a command once per key; later calls replay its output."`
 	Show       showCommand       `cmd:"" help:"Show what is stored under a key."`
 	List       listCommand       `cmd:"" help:"List what is stored."`
+	Stats      statsCommand      `cmd:"" help:"Count what is stored, by status, scope and age."`
+	Doctor     doctorCommand     `cmd:"" help:"Say what is wrong with a store and what to do."`
 	Resolve    resolveCommand    `cmd:"" help:"Record the outcome of an attempt that ended without a known one."`
 	Forget     forgetCommand     `cmd:"" help:"Free the key of an attempt that did not have its effect."`
+	Erase      eraseCommand      `cmd:"" help:"Take the results of a scope, such as a tenant's, out of the store."`
+	Export     exportCommand     `cmd:"" help:"Copy the records to another store, with all they guarantee."`
 	Sweep      sweepCommand      `cmd:"" help:"Delete expired records."`
 	Migrate    migrateCommand    `cmd:"" help:"Prepare a store: create the table in PostgreSQL."`
 	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`

@@ -11,11 +11,20 @@ import (
 type progress struct {
 	session *session
 	what    string
+	total   int64 // -1: not known
 	bar     *progressbar.ProgressBar
 }
 
 // progress returns one for work whose amount is not known. The caller ends it.
-func (s *session) progress(what string) *progress { return &progress{session: s, what: what} }
+func (s *session) progress(what string) *progress { return s.progressOf(what, -1) }
+
+// progressOf returns one for a known amount of work, if that is above 0.
+func (s *session) progressOf(what string, total int64) *progress {
+	if total == 0 {
+		total = -1
+	}
+	return &progress{session: s, what: what, total: total}
+}
 
 // add counts n more done.
 func (p *progress) add(n int) {
@@ -23,7 +32,7 @@ func (p *progress) add(n int) {
 		return
 	}
 	if p.bar == nil {
-		p.bar = progressbar.NewOptions64(-1,
+		p.bar = progressbar.NewOptions64(p.total,
 			progressbar.OptionSetDescription(p.what),
 			progressbar.OptionSetWriter(p.session.stderr),
 			progressbar.OptionShowCount(),

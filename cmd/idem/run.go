@@ -327,9 +327,13 @@ func (a *attempt) replay(store *idem.Store, out idem.Outcome) error {
 	if err := play(chunks, a.session.stdout, a.session.stderr); err != nil {
 		return a.undelivered(err)
 	}
-	if out.Result.Omitted {
+	_, recorded := out.Result.Meta[metaFormat]
+	switch {
+	case out.Result.Omitted && recorded:
 		a.session.say("%v: attempt %d is done, but what it printed was too large to be kept: %s on stdout and %s on stderr are left out",
 			a.target, out.Attempt, recordedSize(out.Result, metaStdout), recordedSize(out.Result, metaStderr))
+	case out.Result.Omitted:
+		a.session.say("%v: attempt %d is done, but what it printed is not kept: it was erased, or too large", a.target, out.Attempt)
 	}
 	if a.call.chatty(a.session) {
 		when := ""

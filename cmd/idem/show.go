@@ -117,7 +117,7 @@ func resultPairs(r idem.Result) []pair {
 		pairs = append(pairs, pair{"body size", size(int64(len(r.Body)))})
 	}
 	if r.Omitted {
-		pairs = append(pairs, pair{"omitted", "the output was too large to be kept"})
+		pairs = append(pairs, pair{"omitted", "the output was too large to be kept, or is erased"})
 	}
 	for _, name := range slices.Sorted(maps.Keys(meta)) {
 		pairs = append(pairs, pair{"meta " + name, meta[name]})

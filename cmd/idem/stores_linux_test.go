@@ -25,26 +25,31 @@ func stopServers() {
 // onEachStore runs a test in boxes whose store is of each kind, empty and ready.
 func onEachStore(t *testing.T, test func(t *testing.T, b *box)) {
 	t.Parallel()
-	for kind, use := range map[string]func(b *box) string{
-		"bolt": func(b *box) string { return b.path("s.db") },
-		"postgres": func(b *box) string {
-			base, schema := testpg.Schema(b.t)
-			return testpg.With(base, "idem_schema", schema)
-		},
-		"redis": func(b *box) string {
-			return "redis://" + testredis.Shared(b.t) + "?idem_prefix=" + rand.Text() + ":"
-		},
-	} {
+	for _, kind := range []string{"bolt", "postgres", "redis"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBox(t)
-			b.use(use(b))
-			if d := b.idem("migrate"); d.code != 0 {
-				t.Fatal(d)
-			}
+			b.use(b.emptyStore(kind))
 			test(t, b)
 		})
 	}
+}
+
+// emptyStore returns the URL of a store of a kind that is empty and ready.
+func (b *box) emptyStore(kind string) string {
+	b.t.Helper()
+	url := b.path(rand.Text() + ".db")
+	switch kind {
+	case "postgres":
+		base, schema := testpg.Schema(b.t)
+		url = testpg.With(base, "idem_schema", schema)
+	case "redis":
+		url = "redis://" + testredis.Shared(b.t) + "?idem_prefix=" + rand.Text() + ":"
+	}
+	if d := b.idem("migrate", "--store", url); d.code != 0 {
+		b.t.Fatal(d)
+	}
+	return url
 }
 
 // use makes a store the one of the box.

@@ -24,6 +24,9 @@ func everyCommand() map[string][]string {
 		"resolve": {"resolve", "k1", "--attempt", "1", "--code", "0", "--yes"},
 		"forget":  {"forget", "k1", "--attempt", "1", "--yes"},
 		"sweep":   {"sweep"},
+		"stats":   {"stats"},
+		"erase":   {"erase", "--scope", "s", "--yes"},
+		"export":  {"export", "--to", "another.db"},
 		"migrate": {"migrate"},
 	}
 }
@@ -158,7 +161,7 @@ func TestBB6_CorruptRecordInRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	for verb, args := range everyCommand() {
-		if verb != "migrate" && verb != "sweep" && verb != "list" {
+		if verb != "migrate" && verb != "sweep" && verb != "list" && verb != "erase" {
 			b.idem(args...).expect(t, exitDamaged, "", "stored data is corrupt", "nothing was changed")
 		}
 	}

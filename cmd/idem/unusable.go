@@ -107,7 +107,7 @@ func (t target) trimmed(err error) string { return t.location.trimmed(err) }
 func (l *location) trimmed(err error) string {
 	fronts := []string{
 		idem.ErrNotRecorded.Error() + ": ", idem.ErrUnavailable.Error() + ": ", idem.ErrOptions.Error() + ": ", l.kind() + ": ", "open ", l.name + ": ",
-		"check: ", "migrate: ", "get: ", "swap: ", "list: ", "sweep: ",
+		"check: ", "migrate: ", "get: ", "swap: ", "list: ", "sweep: ", "stats: ",
 	}
 	s := trimmed(err)
 	for {

@@ -168,6 +168,10 @@ func TestHelp(t *testing.T) {
 		"resolve":    "scope store attempt code body-file yes dry-run",
 		"forget":     "scope store attempt yes dry-run",
 		"sweep":      "store",
+		"stats":      "scope store json",
+		"doctor":     "store json",
+		"erase":      "scope store yes dry-run",
+		"export":     "to store dry-run",
 		"migrate":    "store sql init yes dry-run",
 		"completion": "",
 	} {
