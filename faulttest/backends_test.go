@@ -85,7 +85,7 @@ var network = []struct {
 	name        string
 	perThousand int
 	histories   int
-}{{"none", 0, 20}, {"network, 1 %", 10, 15}, {"network, 3 %", 30, 10}}
+}{{"none", 0, 20}, {"network, 1 %", 10, 20}, {"network, 3 %", 30, 10}}
 
 // openPostgres returns a backend on a pool with its table, and a proxy in front.
 func openPostgres(t *testing.T) (*postgres.Backend, *faultproxy.Proxy) {

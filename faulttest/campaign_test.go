@@ -11,6 +11,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	goredis "github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
@@ -44,6 +45,10 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	testredis.StopShared()
 	testpg.Stop()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	if code == 0 && *update {
 		if err := updateDoc("../docs/reliability.md"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
