@@ -17,13 +17,14 @@ test: ## all tests of all modules, with the race detector and in random order, a
 	go test -race -shuffle=on ./...
 	go test -run 'Allocations|CollidingHashes|^TestStorm$$' ./...
 	@set -e; for dir in $(filter-out faulttest,$(NESTED)); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
+	cd faulttest && go test -short ./...
 
 .PHONY: faults
-faults: ## histories of all storages under faults, checked for linearizability, and storages that are wrong on purpose (minutes)
+faults: ## all storages under faults, their answers checked for linearizability, and storages that are wrong on purpose (minutes)
 	cd faulttest && go test -timeout 20m ./...
 
 .PHONY: faults-long
-faults-long: ## the same twenty times
+faults-long: ## the same with twenty times as many histories
 	cd faulttest && go test -timeout 6h ./... -long
 
 .PHONY: short

@@ -37,7 +37,9 @@ func over(p plan, b idem.Backend, f faults, seed uint64) (*history, error) {
 	p.scope = rand.Text() // histories share the storage, but no key
 	l := newLine(b, f, mathrand.New(mathrand.NewPCG(seed, 1<<32)))
 	h, err := perform(p, l, seed)
-	l.wait()
+	if h != nil {
+		h.Faults = l.wait()
+	}
 	return h, err
 }
 
@@ -62,22 +64,33 @@ func TestBolt(t *testing.T) {
 	}
 }
 
-// disturb makes the proxy do something bad to so many requests of a thousand.
-func disturb(p *faultproxy.Proxy, perThousand int, seed uint64) {
+// through performs one history of a storage behind a proxy that does something bad
+// to so many requests of a thousand.
+func through(p plan, proxy *faultproxy.Proxy, perThousand int, b idem.Backend, seed uint64) (*history, error) {
 	fates := []faultproxy.Fate{
 		faultproxy.LoseRequest, faultproxy.LoseReply, faultproxy.LoseReply, faultproxy.CutBoth,
 		faultproxy.TruncateReply, faultproxy.Reset, faultproxy.Silence,
 	}
 	var mu sync.Mutex
+	met := 0
 	rnd := mathrand.New(mathrand.NewPCG(seed, 1<<33))
-	p.Judge(func([]byte) faultproxy.Fate {
+	proxy.Judge(func([]byte) faultproxy.Fate {
 		mu.Lock()
 		defer mu.Unlock()
 		if rnd.IntN(1000) >= perThousand {
 			return faultproxy.Pass
 		}
+		met++
 		return fates[rnd.IntN(len(fates))]
 	})
+	h, err := over(p, b, faults{}, seed)
+	proxy.Judge(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	if h != nil {
+		h.Faults = met
+	}
+	return h, err
 }
 
 // The network's faults, in thousandths of the requests.
@@ -124,11 +137,9 @@ func TestPostgres(t *testing.T) {
 			campaign{
 				storage: "postgres", faults: f.name, histories: times(f.histories), disturbed: f.perThousand > 0,
 				perform: func(_ *testing.T, seed uint64) (*history, error) {
-					disturb(proxy, f.perThousand, seed)
-					defer proxy.Judge(nil)
 					p := clocked
 					p.repeats = true // with another connection of the pool
-					return over(p, b, faults{}, seed)
+					return through(p, proxy, f.perThousand, b, seed)
 				},
 			}.run(t)
 		})
@@ -161,13 +172,11 @@ func TestRedis(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				b, proxy := openRedis(t, retries)
 				campaign{
-					storage: "redis", faults: name, histories: times(f.histories), disturbed: f.perThousand > 0,
+					storage: "redis", faults: name, histories: times(f.histories), disturbed: f.perThousand > 0, silent: retries > 0,
 					perform: func(_ *testing.T, seed uint64) (*history, error) {
-						disturb(proxy, f.perThousand, seed)
-						defer proxy.Judge(nil)
 						p := clocked
 						p.repeats = retries > 0
-						return over(p, b, faults{}, seed)
+						return through(p, proxy, f.perThousand, b, seed)
 					},
 				}.run(t)
 			})

@@ -73,7 +73,8 @@ func times(n int) int {
 type campaign struct {
 	storage, faults string
 	histories       int
-	disturbed       bool // there have to be calls without an answer
+	disturbed       bool // something has to happen to requests
+	silent          bool // the client repeats what got no answer, and does not tell
 	perform         func(t *testing.T, seed uint64) (*history, error)
 }
 
@@ -107,6 +108,7 @@ func (c campaign) run(t *testing.T) {
 	}{
 		{"calls", total.Calls, 1300 * c.histories},
 		{"takeovers", total.Takeovers, min(50, 25*c.histories)},
+		{"requests and answers that something happened to", total.Faults, c.leastFaults()},
 		{"calls without an answer", total.Unknown, c.leastUnknown()},
 	} {
 		if least.n < least.wanted {
@@ -119,11 +121,18 @@ func (c campaign) run(t *testing.T) {
 	report(c.storage, c.faults, total, violations)
 }
 
-func (c campaign) leastUnknown() int {
+func (c campaign) leastFaults() int {
 	if !c.disturbed {
 		return 0
 	}
 	return min(100, 10*c.histories)
+}
+
+func (c campaign) leastUnknown() int {
+	if c.silent {
+		return 0
+	}
+	return c.leastFaults()
 }
 
 // In memory the time of a history is virtual: callers that sleep for a day cost
@@ -142,7 +151,7 @@ func inMemory(t *testing.T, f faults, seed uint64, b func(*rand.Rand) idem.Backe
 		rnd := rand.New(rand.NewPCG(seed, 1<<32))
 		l := newLine(b(rnd), f, rnd)
 		h, err = perform(virtual, l, seed)
-		l.wait()
+		h.Faults = l.wait()
 	})
 	return h, err
 }

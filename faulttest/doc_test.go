@@ -18,7 +18,7 @@ func report(storage, faults string, f figures, violations int) {
 	reportMu.Lock()
 	defer reportMu.Unlock()
 	begins := fmt.Sprintf("| %s | %s |", storage, faults)
-	lines[begins] = fmt.Sprintf("%s %d | %d | %d | %d | %d | %d |", begins, f.Histories, f.Calls, f.Unknown, f.Takeovers, f.Refused, violations)
+	lines[begins] = fmt.Sprintf("%s %d | %d | %d | %d | %d | %d | %d |", begins, f.Histories, f.Calls, f.Faults, f.Unknown, f.Takeovers, f.Refused, violations)
 }
 
 // reportRounds notes down the figures of a test that is no campaign.

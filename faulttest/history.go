@@ -30,6 +30,7 @@ type history struct {
 type figures struct {
 	Histories int
 	Calls     int
+	Faults    int // requests and answers that something happened to
 	Unknown   int // calls that nobody got an answer to
 	Takeovers int // claims that were granted after the lease of another
 	Refused   int // calls of attempts that had lost their claim
@@ -39,6 +40,7 @@ type figures struct {
 func (f *figures) add(other figures) {
 	f.Histories += other.Histories
 	f.Calls += other.Calls
+	f.Faults += other.Faults
 	f.Unknown += other.Unknown
 	f.Takeovers += other.Takeovers
 	f.Refused += other.Refused

@@ -20,6 +20,7 @@ type line struct {
 
 	mu  sync.Mutex
 	rnd *rand.Rand
+	met int            // requests and answers that were lost or late
 	out sync.WaitGroup // requests that are under way on their own
 }
 
@@ -37,8 +38,12 @@ func newLine(b idem.Backend, f faults, rnd *rand.Rand) *line {
 	return &line{b: b, faults: f, rnd: rnd}
 }
 
-// wait waits until nothing is under way any more.
-func (l *line) wait() { l.out.Wait() }
+// wait waits until nothing is under way any more, and returns how many requests and
+// answers were lost or late.
+func (l *line) wait() int {
+	l.out.Wait()
+	return l.met
+}
 
 func (l *line) within(d time.Duration) time.Duration {
 	if d == 0 {
@@ -52,7 +57,11 @@ func (l *line) within(d time.Duration) time.Duration {
 func (l *line) dice() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.rnd.IntN(1000)
+	n := l.rnd.IntN(1000)
+	if n < l.delayRequest+l.loseRequest+l.loseReply {
+		l.met++
+	}
+	return n
 }
 
 // travel takes the time of one way.
