@@ -2,9 +2,13 @@ package faulttest
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
+	"testing"
 )
 
 // The lines of the table of figures that this run has, by their beginning.
@@ -49,4 +53,50 @@ func updateDoc(path string) error {
 		}
 	}
 	return os.WriteFile(path, []byte(strings.Join(doc, "\n")), 0o644)
+}
+
+// The tests that the document names are there.
+func TestDocumentNamesTests(t *testing.T) {
+	doc, err := os.ReadFile("../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var code strings.Builder
+	err = filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") && !strings.Contains(path, "conformancetest") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		code.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(doc), "## Fault by fault")
+	table, _, _ = strings.Cut(table, "## ")
+	test, story := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+)`"), regexp.MustCompile("`([A-Z]{2}-[0-9]+[A-Za-z/]*|[A-Z][A-Za-z]+(?:/[A-Za-z]+)?)`")
+	named := 0
+	for _, name := range test.FindAllStringSubmatch(table, -1) {
+		named++
+		if !strings.Contains(code.String(), "func "+name[1]) {
+			t.Errorf("there is no test %s", name[1])
+		}
+	}
+	for _, name := range story.FindAllStringSubmatch(table, -1) {
+		if strings.HasPrefix(name[1], "Err") || strings.HasPrefix(name[1], "Test") || strings.HasPrefix(name[1], "Fuzz") {
+			continue
+		}
+		switch name[1] {
+		case "Begin", "Complete", "Do", "Sweep": // calls
+			continue
+		}
+		named++
+		if !strings.Contains(code.String(), `name: "`+name[1]) {
+			t.Errorf("there is no case %s", name[1])
+		}
+	}
+	if named < 60 {
+		t.Errorf("the table names %d tests only", named)
+	}
 }
