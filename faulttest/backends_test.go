@@ -44,6 +44,7 @@ func over(p plan, b idem.Backend, f faults, seed uint64) (*history, error) {
 }
 
 func TestBolt(t *testing.T) {
+	t.Parallel()
 	for _, f := range []struct {
 		name string
 		faults
@@ -98,7 +99,7 @@ var network = []struct {
 	name        string
 	perThousand int
 	histories   int
-}{{"none", 0, 20}, {"network, 1 %", 10, 20}, {"network, 3 %", 30, 10}}
+}{{"none", 0, 20}, {"network, 1 %", 10, 24}, {"network, 3 %", 30, 15}}
 
 // openPostgres returns a backend on a pool with its table, and a proxy in front.
 func openPostgres(t *testing.T) (*postgres.Backend, *faultproxy.Proxy) {
@@ -131,6 +132,7 @@ func openPostgres(t *testing.T) (*postgres.Backend, *faultproxy.Proxy) {
 }
 
 func TestPostgres(t *testing.T) {
+	t.Parallel()
 	for _, f := range network {
 		t.Run(f.name, func(t *testing.T) {
 			b, proxy := openPostgres(t)
@@ -160,6 +162,7 @@ func openRedis(t *testing.T, retries int) (*idemredis.Backend, *faultproxy.Proxy
 }
 
 func TestRedis(t *testing.T) {
+	t.Parallel()
 	for _, f := range network {
 		for _, retries := range []int{-1, 3} {
 			if f.perThousand == 0 && retries > 0 {
@@ -187,6 +190,7 @@ func TestRedis(t *testing.T) {
 // A program that reads the record and then writes it is caught on real storages
 // too.
 func TestCheckThenAct(t *testing.T) {
+	t.Parallel()
 	storages := map[string]func(*testing.T) idem.Backend{
 		"postgres": func(t *testing.T) idem.Backend { b, _ := openPostgres(t); return b },
 		"redis":    func(t *testing.T) idem.Backend { b, _ := openRedis(t, -1); return b },

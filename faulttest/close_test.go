@@ -17,6 +17,7 @@ import (
 // with its answer or with ErrUnavailable, and what was acknowledged is there. That
 // nothing is left running is checked at the end of all tests.
 func TestRow39_CloseDuringCalls(t *testing.T) {
+	t.Parallel()
 	servers(t, func(t *testing.T, storage string, after *idem.Store) {
 		rnd := testenv.Rand(t)
 		rounds := max(5, times(100))

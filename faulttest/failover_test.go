@@ -56,6 +56,7 @@ func connect(t *testing.T, url string) (*pgxpool.Pool, *postgres.Backend, *idem.
 // acknowledged without the standby is lost, as the documentation says; what had to
 // reach the standby first is not.
 func TestRow20_Failover(t *testing.T) {
+	t.Parallel()
 	for _, synchronous := range []bool{false, true} {
 		t.Run(fmt.Sprintf("synchronous=%v", synchronous), func(t *testing.T) {
 			primary := testpg.New(t)

@@ -216,6 +216,7 @@ func wantResult(t *testing.T, s *idem.Store, key string) {
 // Its operation is told, or finds out when it is done; the result of whoever took
 // over stands.
 func TestRow24_StoppedProcess(t *testing.T) {
+	t.Parallel()
 	servers(t, func(t *testing.T, storage string, s *idem.Store) {
 		p := startChild(t, storage)
 		rounds := max(4, times(20))
@@ -244,6 +245,7 @@ func TestRow24_StoppedProcess(t *testing.T) {
 // Reliability row 12b: a process is killed with a claim. The key is free to be
 // taken over when its lease is over.
 func TestRow12b_KilledProcess(t *testing.T) {
+	t.Parallel()
 	servers(t, func(t *testing.T, storage string, s *idem.Store) {
 		rounds := max(4, times(20))
 		for i := range rounds {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -184,10 +185,13 @@ func (w *worker) hold(c *held) {
 	}
 }
 
+// secret is in all results and notes. No error may show it.
+const secret = "SECRET-7f3a"
+
 // text returns a result that no other call has.
 func (w *worker) text() string {
 	w.n++
-	return fmt.Sprintf("%d.%d", w.number, w.n)
+	return fmt.Sprintf("%s %d.%d", secret, w.number, w.n)
 }
 
 // copied returns the claim as another process would have it.
@@ -346,6 +350,9 @@ func (w *worker) refusal(q request, err error) answer {
 	if e == nil {
 		w.broken(string(q.op), err)
 		return answer{said: unknown}
+	}
+	if strings.Contains(err.Error(), secret) {
+		w.broken(string(q.op), fmt.Errorf("the error shows what is stored: %w", err))
 	}
 	a := answer{record: show(e.Record)}
 	switch {
