@@ -110,12 +110,13 @@ func Run(t *testing.T, h Harness) {
 // groups is the table of contents.
 var groups = []group{
 	{"Backend", slices.Concat(swapCases, readCases, keyCases, timeCases, sweepCases, failCases)},
-	{"Tx", txCases},
+	{"Tx", slices.Concat(txCases, batchTxCases)},
 	{"Lister", listCases},
 	{"Watcher", watchCases},
+	{"Batcher", batchCases},
 	{"Model", modelCases},
 	{"Store", storeCases},
-	{"StoreTx", storeTxCases},
+	{"StoreTx", slices.Concat(storeTxCases, manyTxCases)},
 }
 
 type group struct {
@@ -152,6 +153,7 @@ const (
 	needWrites  need = "Harness.Writes"
 	needLister  need = "idem.Lister"
 	needWatcher need = "idem.Watcher"
+	needBatcher need = "idem.Batcher"
 )
 
 // missing returns why a case with this need cannot run on b, or "". As long as
@@ -175,6 +177,10 @@ func (n need) missing(h Harness, b idem.Backend) string {
 		}
 	case needWatcher:
 		if _, ok := b.(idem.Watcher); !ok && b != nil {
+			return "not tested: the backend is not an " + string(n)
+		}
+	case needBatcher:
+		if _, ok := b.(idem.Batcher); !ok && b != nil {
 			return "not tested: the backend is not an " + string(n)
 		}
 	}

@@ -66,7 +66,7 @@ func TestSkipsByName(t *testing.T) {
 			}
 		}
 	}
-	for _, n := range []need{needPeer, needAdvance, needInTx, needBreak, needWrites, needLister, needWatcher} {
+	for _, n := range []need{needPeer, needAdvance, needInTx, needBreak, needWrites, needLister, needWatcher, needBatcher} {
 		if skipped[n] == 0 {
 			t.Errorf("no case needs %s", n)
 		}
