@@ -17,6 +17,10 @@ import (
 //
 // A key that a transaction of somebody else's has claimed is in progress, at once.
 func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	return inTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
+}
+
+func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	m := newMany(b, swaps)
 	for i, sw := range m.swaps {
 		sw.look = swaps[i].Old == "" && b.known.has(sw.op.lock)
@@ -38,6 +42,10 @@ func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 
 // SwapAll implements [idem.Batcher]: with pgx in one pipeline.
 func (t *bound) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	return inTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return t.swapAll(ctx, swaps) })
+}
+
+func (t *bound) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	m := newMany(t.b, swaps)
 	m.ask = t.askAll
 	m.held = func(ctx context.Context, locks []int64) ([]bool, error) {
@@ -51,7 +59,34 @@ func (t *bound) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	return m.run(ctx)
 }
 
-// many are the Swaps of a SwapAll on their way.
+// inTurn does swaps of distinct keys together, and those of a key that has been
+// there before after them: they take effect in their order.
+func inTurn(swaps []idem.Swap, all func([]idem.Swap) []idem.Swapped) []idem.Swapped {
+	seen := make(map[string]bool, len(swaps))
+	var first, later []idem.Swap
+	var of, ofLater []int
+	for i, s := range swaps {
+		if seen[s.Key] {
+			later, ofLater = append(later, s), append(ofLater, i)
+			continue
+		}
+		seen[s.Key] = true
+		first, of = append(first, s), append(of, i)
+	}
+	if len(later) == 0 {
+		return all(swaps)
+	}
+	swapped := make([]idem.Swapped, len(swaps))
+	for n, s := range all(first) {
+		swapped[of[n]] = s
+	}
+	for n, s := range inTurn(later, all) {
+		swapped[ofLater[n]] = s
+	}
+	return swapped
+}
+
+// many are Swaps of distinct keys on their way.
 type many struct {
 	swaps   []*swap
 	swapped []idem.Swapped
@@ -92,7 +127,7 @@ func (m *many) run(ctx context.Context) []idem.Swapped {
 			}
 			break
 		}
-		now, later := m.ready()
+		now, later := m.open, []int(nil)
 		ops := make([]operation, len(now))
 		for n, i := range now {
 			if ops[n] = m.swaps[i].next(); ops[n].kind != get {
@@ -124,28 +159,6 @@ func (m *many) run(ctx context.Context) []idem.Swapped {
 		m.open = later
 	}
 	return m.swapped
-}
-
-// ready returns the open Swaps that can be sent. Of those with the same key that
-// is the first: they take effect in their order.
-func (m *many) ready() (now, later []int) {
-	taken := make(map[string]bool, len(m.open))
-	first := make(map[string]int, len(m.open))
-	for _, i := range m.open {
-		key := m.swaps[i].op.key
-		if f, ok := first[key]; !ok || i < f {
-			first[key] = i
-		}
-	}
-	for _, i := range m.open {
-		if key := m.swaps[i].op.key; first[key] == i && !taken[key] {
-			taken[key] = true
-			now = append(now, i)
-		} else {
-			later = append(later, i)
-		}
-	}
-	return now, later
 }
 
 // wait looks why Swaps do not get ahead, and returns those that are to be tried
