@@ -149,6 +149,37 @@ type Swapped struct {
 	Err    error
 }
 
+// InTurn calls swapAll with swaps of distinct keys, and again with those of keys
+// that were there before: the order of swaps of one key, once for every [Batcher]
+// that does a call's swaps all at once.
+func InTurn(swaps []Swap, swapAll func([]Swap) []Swapped) []Swapped {
+	seen := make(map[string]bool, len(swaps))
+	for _, s := range swaps {
+		seen[s.Key] = true
+	}
+	if len(seen) == len(swaps) {
+		return swapAll(swaps)
+	}
+	clear(seen)
+	var turns [2][]Swap // the first of their keys, and those after them
+	var of [2][]int
+	for i, s := range swaps {
+		turn := 0
+		if seen[s.Key] {
+			turn = 1
+		}
+		seen[s.Key] = true
+		turns[turn], of[turn] = append(turns[turn], s), append(of[turn], i)
+	}
+	swapped := make([]Swapped, len(swaps))
+	for turn, some := range turns {
+		for n, s := range InTurn(some, swapAll) {
+			swapped[of[turn][n]] = s
+		}
+	}
+	return swapped
+}
+
 // An Entry is a record with the key under which it is stored. [SplitKey] takes
 // the key apart.
 type Entry struct {

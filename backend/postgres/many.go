@@ -17,7 +17,7 @@ import (
 //
 // A key that a transaction of somebody else's has claimed is in progress, at once.
 func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
-	return inTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
+	return idem.InTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
 }
 
 func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
@@ -42,7 +42,7 @@ func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 
 // SwapAll implements [idem.Batcher]: with pgx in one pipeline.
 func (t *bound) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
-	return inTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return t.swapAll(ctx, swaps) })
+	return idem.InTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return t.swapAll(ctx, swaps) })
 }
 
 func (t *bound) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
@@ -57,33 +57,6 @@ func (t *bound) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	}
 	m.stuck = idem.ErrRetryTx
 	return m.run(ctx)
-}
-
-// inTurn does swaps of distinct keys together, and those of a key that has been
-// there before after them: they take effect in their order.
-func inTurn(swaps []idem.Swap, all func([]idem.Swap) []idem.Swapped) []idem.Swapped {
-	seen := make(map[string]bool, len(swaps))
-	var first, later []idem.Swap
-	var of, ofLater []int
-	for i, s := range swaps {
-		if seen[s.Key] {
-			later, ofLater = append(later, s), append(ofLater, i)
-			continue
-		}
-		seen[s.Key] = true
-		first, of = append(first, s), append(of, i)
-	}
-	if len(later) == 0 {
-		return all(swaps)
-	}
-	swapped := make([]idem.Swapped, len(swaps))
-	for n, s := range all(first) {
-		swapped[of[n]] = s
-	}
-	for n, s := range inTurn(later, all) {
-		swapped[ofLater[n]] = s
-	}
-	return swapped
 }
 
 // many are Swaps of distinct keys on their way.

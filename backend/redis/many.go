@@ -11,34 +11,7 @@ import (
 // SwapAll implements [idem.Batcher], in round trips of up to 512 swaps. In a
 // cluster the client sends to each node what is there.
 func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
-	return inTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
-}
-
-// inTurn does swaps of distinct keys together, and those of a key that has been
-// there before after them: they take effect in their order.
-func inTurn(swaps []idem.Swap, all func([]idem.Swap) []idem.Swapped) []idem.Swapped {
-	seen := make(map[string]bool, len(swaps))
-	var first, later []idem.Swap
-	var of, ofLater []int
-	for i, s := range swaps {
-		if seen[s.Key] {
-			later, ofLater = append(later, s), append(ofLater, i)
-			continue
-		}
-		seen[s.Key] = true
-		first, of = append(first, s), append(of, i)
-	}
-	if len(later) == 0 {
-		return all(swaps)
-	}
-	swapped := make([]idem.Swapped, len(swaps))
-	for n, s := range all(first) {
-		swapped[of[n]] = s
-	}
-	for n, s := range inTurn(later, all) {
-		swapped[ofLater[n]] = s
-	}
-	return swapped
+	return idem.InTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
 }
 
 // swapAll does swaps of distinct keys.
