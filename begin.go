@@ -239,14 +239,21 @@ func (s *Store) giveBack(ctx context.Context, asks []*asking) {
 		end.Token = newToken(a.c.id)
 		swaps[i] = exchange{stored: a.c.stored, old: a.claim.Token, new: end}
 	}
-	s.swapAll(ctx, swaps)
-	var late []exchange
-	for i, a := range asks {
-		if x := swaps[i]; x.err == nil && x.got.Token == a.present.Token {
-			// The claim has not arrived and may be on its way. What it would
-			// have ended as, in its place already, makes it come too late.
-			late = append(late, exchange{stored: x.stored, old: a.present.Token, new: x.new})
+	for tries := 0; len(swaps) > 0 && tries < 10; tries++ {
+		s.swapAll(ctx, swaps)
+		var again []exchange
+		var of []*asking
+		for i, x := range swaps {
+			a := asks[i]
+			arrived := x.got.Token == a.claim.Token
+			if x.err != nil || x.got.Token == x.new.Token || !arrived && x.got.Token != a.present.Token {
+				continue
+			}
+			// A claim that has not arrived may be on its way. What it would have
+			// ended as, in its place already, makes it come too late, unless it
+			// arrives just then.
+			again, of = append(again, exchange{stored: x.stored, old: x.got.Token, new: x.new}), append(of, a)
 		}
+		swaps, asks = again, of
 	}
-	s.swapAll(ctx, late)
 }
