@@ -37,7 +37,7 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 	if err != nil {
 		return nil, nil, s.fail("begin", key, Record{}, err)
 	}
-	a := newAsking(stored, key, fp)
+	a := asking{stored: stored, key: key, fp: fp, present: s.foresee(ctx, stored)}
 	for range 1000 { // see errKeptChanging
 		done, err := s.ask(&a)
 		if done != nil || err != nil {
@@ -55,19 +55,28 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 
 // An asking is a claim that is asked for, on its way to the answer.
 type asking struct {
-	c       *Claim
+	stored  string
 	key     string // as the caller has given it
 	fp      Fingerprint
-	token   string // of the first Swap
+	c       *Claim // nil until there is something to claim
 	present Record // what is stored, as far as it is known
 	claim   Record // what is to take its place
 	unsure  bool   // a Swap that failed may have taken effect
 	err     error  // of the last Swap
 }
 
-func newAsking(stored, key string, fp Fingerprint) asking {
-	c, token := newClaim(stored, key)
-	return asking{c: c, key: key, fp: fp, token: token}
+// foresee returns the record of a key that a [Prober] may have one of, to begin
+// with. If that fails, the Swap that follows has the error to tell.
+func (s *Store) foresee(ctx context.Context, stored string) Record {
+	p, ok := s.backend.(Prober)
+	if !ok || s.bound || !p.Probe(stored) {
+		return Record{}
+	}
+	r, err := s.backend.Get(ctx, stored)
+	if err != nil {
+		return Record{}
+	}
+	return r.normal()
 }
 
 // ask judges what is stored: the operation is done, or refused, or a.claim is to
@@ -92,8 +101,11 @@ func (s *Store) ask(a *asking) (done *Record, err error) {
 
 // prepare makes the claim that takes the place of what is stored.
 func (a *asking) prepare(s *Store) {
-	a.claim = s.claimRecord(a.c, a.token, a.present, a.fp)
-	a.token = "" // should that not be swapped in, the next Swap is another one
+	token := "" // should a Swap not take place, the next is another one
+	if a.c == nil {
+		a.c, token = newClaim(a.stored, a.key)
+	}
+	a.claim = s.claimRecord(a.c, token, a.present, a.fp)
 }
 
 // granted reports whether the claim has been swapped in.
@@ -149,7 +161,10 @@ func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerpri
 	return c.last
 }
 
-// claimTTL is how long a record in progress is kept.
+// claimTTL is how long a record in progress is kept. A Store that goes on with a
+// claim of another Store does not make that shorter: what is not forgotten by
+// age under Hold is not forgotten because somebody with other options looked
+// after it.
 func (s *Store) claimTTL() time.Duration {
 	if s.opts.OnLapse == Hold {
 		return held
@@ -163,7 +178,7 @@ func (s *Store) swapClaim(ctx context.Context, a *asking) error {
 	if ctx.Err() != nil {
 		return notAsked(ctx)
 	}
-	got, err := s.swap(ctx, a.c.stored, a.present.Token, a.claim)
+	got, err := s.swap(ctx, a.stored, a.present.Token, a.claim)
 	if err == nil {
 		a.present = got
 		return nil
@@ -180,7 +195,7 @@ func (s *Store) swapClaim(ctx context.Context, a *asking) error {
 // the same Swap, which then finds its own token, and gives the claim back at the
 // end.
 func (s *Store) repeatClaims(ctx context.Context, asks []*asking) {
-	giveUp := time.Now().Add(repeatFor)
+	giveUp := asks[0].c.leasedAt.Add(repeatFor)
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
 		again := make([]*asking, 0, len(asks))
 		for _, a := range asks {
@@ -218,7 +233,7 @@ func (s *Store) repeatClaims(ctx context.Context, asks []*asking) {
 func (s *Store) swapClaims(ctx context.Context, asks []*asking) {
 	swaps := make([]exchange, len(asks))
 	for i, a := range asks {
-		swaps[i] = exchange{stored: a.c.stored, old: a.present.Token, new: a.claim}
+		swaps[i] = exchange{stored: a.stored, old: a.present.Token, new: a.claim}
 	}
 	s.swapAll(ctx, swaps)
 	for i, a := range asks {
@@ -237,7 +252,7 @@ func (s *Store) giveBack(ctx context.Context, asks []*asking) {
 	for i, a := range asks {
 		end := s.endOfRelease(a.c, a.claim)
 		end.Token = newToken(a.c.id)
-		swaps[i] = exchange{stored: a.c.stored, old: a.claim.Token, new: end}
+		swaps[i] = exchange{stored: a.stored, old: a.claim.Token, new: end}
 	}
 	for tries := 0; len(swaps) > 0 && tries < 10; tries++ {
 		s.swapAll(ctx, swaps)

@@ -48,7 +48,7 @@ var errNoFunction = fmt.Errorf("%w: there is no function to run", ErrOptions)
 func (s *Store) Do(ctx context.Context, key string, fp Fingerprint, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
 	start := time.Now()
 	out, err := s.do(ctx, key, fp, fn)
-	s.observeDo(ctx, key, start, out, err)
+	s.observeDo(ctx, "do", key, start, out, err)
 	return out, err
 }
 
@@ -68,7 +68,7 @@ func (s *Store) do(ctx context.Context, key string, fp Fingerprint, fn func(cont
 			continue
 		}
 		if c != nil {
-			return s.run(ctx, c, fn)
+			return s.run(ctx, "do", c, fn)
 		}
 		if refused, ok := err.(*Error); ok && refused.Err == ErrInProgress {
 			var after Record
@@ -97,9 +97,9 @@ func (s *Store) tooLate(key string) error {
 }
 
 // run runs fn under the claim and ends the claim as fn ended.
-func (s *Store) run(ctx context.Context, c *Claim, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
+func (s *Store) run(ctx context.Context, op string, c *Claim, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
 	t := &Task{Claim: c}
-	s.runAll(ctx, []*Task{t}, func(ctx context.Context, _ []*Task) error {
+	s.runAll(ctx, op, []*Task{t}, func(ctx context.Context, _ []*Task) error {
 		t.End(fn(ctx, c))
 		return nil
 	})

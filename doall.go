@@ -61,7 +61,7 @@ func (s *Store) DoAll(ctx context.Context, items []Item, fn func(context.Context
 			end.Result, end.Replayed = end.Result.Clone(), end.Err == nil
 			b.ends[i] = end
 		}
-		s.observeDo(ctx, item.Key, start, b.ends[i].Outcome, b.ends[i].Err)
+		s.observeDo(ctx, "do", item.Key, start, b.ends[i].Outcome, b.ends[i].Err)
 	}
 	return b.ends
 }
@@ -110,7 +110,7 @@ func (b *batch) round(ctx context.Context, open []int, fn func(context.Context, 
 	}
 	s.clean(ctx, late, s.ReleaseAll)
 	if len(tasks) > 0 {
-		s.runAll(ctx, tasks, fn)
+		s.runAll(ctx, "do", tasks, fn)
 	}
 	for _, t := range tasks {
 		b.ends[t.Item].Outcome, b.ends[t.Item].Err = t.outcome()

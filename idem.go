@@ -41,7 +41,8 @@
 // Abandon. What happens then is the Store's [LapsePolicy]: with Takeover the
 // next request runs the operation again and its claim says so; with Hold
 // nothing runs until [Store.Resolve], [Store.Forget] or [Store.Reclaim] has
-// decided.
+// decided. Package janitor finds such attempts and calls a function of the program
+// that finds out what they did; it also deletes records whose retention is over.
 //
 // # Transactions
 //
@@ -62,7 +63,6 @@ package idem
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 )
 
@@ -251,6 +251,9 @@ func (s *Store) With(b Backend) *Store {
 	return &bound
 }
 
+// Options returns the Store's options with the defaults filled in.
+func (s *Store) Options() Options { return s.opts }
+
 // Lookup returns the record under key, whatever its state, or the zero Record
 // if there is none.
 func (s *Store) Lookup(ctx context.Context, key string) (Record, error) {
@@ -309,17 +312,4 @@ func (s *Store) swap(ctx context.Context, stored, old string, new Record) (Recor
 // detach returns a context for cleaning up after a caller that may be gone.
 func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedFor)
-}
-
-// pause waits for about d and reports whether ctx is still alive. Those who
-// pause together do not come back together.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }

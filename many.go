@@ -68,7 +68,7 @@ func (s *Store) beginAll(ctx context.Context, items []Item) []Begun {
 			begun[i].Err, q.ended = s.fail("begin", item.Key, Record{}, err), true
 			continue
 		}
-		q.asking = newAsking(stored, item.Key, item.Fingerprint)
+		q.asking = asking{stored: stored, key: item.Key, fp: item.Fingerprint}
 		q.before, last[stored] = last[stored], q
 	}
 	for {

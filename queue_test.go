@@ -14,52 +14,24 @@ import (
 	"github.com/idem-go/idem/internal/testenv"
 )
 
-// A verdict is what a consumer tells its broker about a delivery.
-type verdict int
-
-const (
-	acknowledge verdict = iota
-	redeliver
-	deadLetter
-)
-
-// verdictOf is the rule for consumers: what to tell the broker, and when to
-// deliver again.
-func verdictOf(err error) (verdict, time.Duration) {
-	switch {
-	case err == nil: // done, now or before
-		return acknowledge, 0
-	case errors.Is(err, idem.ErrMismatch), errors.Is(err, idem.ErrKey):
-		return deadLetter, 0 // no redelivery mends it
-	case errors.Is(err, idem.ErrInProgress):
-		// Running is not done: if it were acknowledged now and the other
-		// consumer died, the message would be lost.
-		var busy *idem.Error
-		errors.As(err, &busy)
-		return redeliver, busy.RetryAfter()
-	case errors.Is(err, idem.ErrNotRecorded):
-		return acknowledge, 0 // the effect has happened
-	}
-	return redeliver, time.Second
-}
-
 // Do in a consumer: its error decides what the broker is told.
-func ExampleStore_Do_consumer() {
+func ExampleSettle() {
 	store, _ := idem.New(memory.New(), &idem.Options{Scope: "mail", NoWait: true})
 	deliver := func(id, body string) {
 		_, err := store.Do(context.Background(), id, idem.FingerprintOf([]byte(body)), func(context.Context, *idem.Claim) (idem.Result, error) {
 			fmt.Println("sending", body)
 			return idem.Result{}, nil
 		})
-		v, after := verdictOf(err)
-		fmt.Println(v == acknowledge, after, err)
+		fmt.Println(idem.Settle(err, 1).Action)
 	}
 	deliver("message-1", "hello")
-	deliver("message-1", "hello") // delivered again
+	deliver("message-1", "hello")   // delivered again
+	deliver("message-1", "goodbye") // another message with its id
 	// Output:
 	// sending hello
-	// true 0s <nil>
-	// true 0s <nil>
+	// ack
+	// ack
+	// dead-letter
 }
 
 // PE-16: a handler that fails has not seen the message: its redelivery runs.
@@ -74,11 +46,11 @@ func TestPE16_AFailedMessageIsNotSeen(t *testing.T) {
 			return result1, nil
 		}
 		_, err := s.Do(context.Background(), "message-1", payloadA, handle)
-		if v, _ := verdictOf(err); v != redeliver {
-			t.Errorf("a failed delivery: verdict %v", v)
+		if got := idem.Settle(err, 1); got.Action != idem.Retry || got.After <= 0 {
+			t.Errorf("a failed delivery is settled with %+v", got)
 		}
 		out, err := s.Do(context.Background(), "message-1", payloadA, handle)
-		if v, _ := verdictOf(err); v != acknowledge || out.Replayed || runs != 2 {
+		if got := idem.Settle(err, 2); got.Action != idem.Ack || out.Replayed || runs != 2 {
 			t.Errorf("its redelivery: %+v, %v after %d runs", out, err, runs)
 		}
 	}
@@ -98,6 +70,7 @@ func TestOP1_ConsumersOfABroker(t *testing.T) {
 			message  int
 			poisoned bool // the key of the message with another body
 			at       time.Time
+			count    int // of deliveries that were settled
 		}
 		var queue []delivery
 		for m := range messages {
@@ -118,11 +91,12 @@ func TestOP1_ConsumersOfABroker(t *testing.T) {
 			err := consume(store, fmt.Sprint("message-", d.message), body, r, &effects[d.message])
 			if err == errDied {
 				// The broker hears nothing and delivers again, at once and later.
-				queue = append(queue, delivery{d.message, d.poisoned, time.Now()}, delivery{d.message, d.poisoned, time.Now().Add(2 * lease)})
+				queue = append(queue, delivery{d.message, d.poisoned, time.Now(), d.count}, delivery{d.message, d.poisoned, time.Now().Add(2 * lease), d.count})
 				continue
 			}
-			switch v, after := verdictOf(err); v {
-			case acknowledge:
+			d.count++
+			switch settle := idem.Settle(err, d.count); settle.Action {
+			case idem.Ack:
 				if !acknowledged[d.message] && d.message%50 == 0 {
 					queue = append(queue, delivery{message: d.message, poisoned: true, at: time.Now()})
 				}
@@ -130,13 +104,13 @@ func TestOP1_ConsumersOfABroker(t *testing.T) {
 				if effects[d.message] == 0 {
 					t.Fatalf("message %d was acknowledged and has had no effect", d.message)
 				}
-			case deadLetter:
+			case idem.DeadLetter:
 				deadLetters++
 				if !d.poisoned {
 					t.Fatalf("message %d is dead-lettered: %v", d.message, err)
 				}
-			case redeliver:
-				d.at = time.Now().Add(after)
+			case idem.Retry:
+				d.at = time.Now().Add(settle.After)
 				queue = append(queue, d)
 			}
 		}

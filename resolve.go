@@ -101,14 +101,15 @@ func (s *Store) reclaim(ctx context.Context, key string, attempt int) (*Claim, e
 	if err != nil {
 		return nil, err
 	}
-	a := newAsking(storedKey(s.scope, key), key, present.Fingerprint)
-	a.present = present
+	a := asking{stored: storedKey(s.scope, key), key: key, present: present}
 	for range 1000 { // see errKeptChanging
 		if err := decidable(a.present, attempt); err != nil {
 			return nil, s.fail("reclaim", key, a.present, err)
 		}
 		a.fp = a.present.Fingerprint
 		a.prepare(s)
+		a.claim.TTL = max(a.claim.TTL, a.present.TTL) // see claimTTL
+		a.c.last = a.claim
 		if err := s.swapClaim(ctx, &a); err != nil {
 			return nil, s.fail("reclaim", key, Record{}, err)
 		}

@@ -114,6 +114,7 @@ var groups = []group{
 	{"Lister", listCases},
 	{"Watcher", watchCases},
 	{"Batcher", batchCases},
+	{"Prober", probeCases},
 	{"Model", modelCases},
 	{"Store", storeCases},
 	{"StoreTx", slices.Concat(storeTxCases, manyTxCases)},
@@ -154,6 +155,7 @@ const (
 	needLister  need = "idem.Lister"
 	needWatcher need = "idem.Watcher"
 	needBatcher need = "idem.Batcher"
+	needProber  need = "idem.Prober"
 )
 
 // missing returns why a case with this need cannot run on b, or "". As long as
@@ -172,20 +174,28 @@ func (n need) missing(h Harness, b idem.Backend) string {
 	case needWrites:
 		has = h.Writes != nil
 	case needLister:
-		if _, ok := b.(idem.Lister); !ok && b != nil {
-			return "not tested: the backend is not an " + string(n)
-		}
+		return n.unlessBackend(b, isA[idem.Lister])
 	case needWatcher:
-		if _, ok := b.(idem.Watcher); !ok && b != nil {
-			return "not tested: the backend is not an " + string(n)
-		}
+		return n.unlessBackend(b, isA[idem.Watcher])
+	case needProber:
+		return n.unlessBackend(b, isA[idem.Prober])
 	case needBatcher:
-		if _, ok := b.(idem.Batcher); !ok && b != nil {
-			return "not tested: the backend is not an " + string(n)
-		}
+		return n.unlessBackend(b, isA[idem.Batcher])
 	}
 	if !has {
 		return "not tested: " + string(n) + " is nil"
 	}
 	return ""
+}
+
+func (n need) unlessBackend(b idem.Backend, is func(idem.Backend) bool) string {
+	if b == nil || is(b) {
+		return ""
+	}
+	return "not tested: the backend is not an " + string(n)
+}
+
+func isA[T any](b idem.Backend) bool {
+	_, ok := b.(T)
+	return ok
 }
