@@ -44,6 +44,15 @@
 // decided. Package janitor finds such attempts and calls a function of the program
 // that finds out what they did; it also deletes records whose retention is over.
 //
+// # Batches
+//
+// A consumer that fetches a hundred messages, or an import, need not pay a round
+// trip for each of them: [Store.DoAll] is Do for many keys, and [Store.BeginAll],
+// [Store.CompleteAll] and their like are the calls it consists of. Each item has an
+// outcome of its own, the same as if it had come alone, and batches with the same
+// keys never wait for each other. On PostgreSQL and Redis a batch is one round trip
+// (see [Batcher]).
+//
 // # Transactions
 //
 // Where the business data lives in the same database, claim, change and result
