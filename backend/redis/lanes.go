@@ -106,16 +106,17 @@ func (b *Backend) send(ctx context.Context, r *request) error {
 	}
 }
 
-// sendAll queues requests together and waits for their answers or for ctx.
-func (b *Backend) sendAll(ctx context.Context, requests []*request) []error {
-	for _, r := range requests {
-		r.queued(ctx)
-	}
+// start queues requests that are ready for it, together.
+func (b *Backend) start(requests []*request) {
 	if b.lanes.push(requests...) {
 		go b.drive(nil)
 	} else {
 		b.watch()
 	}
+}
+
+// await waits for the answers to requests, or for ctx.
+func (b *Backend) await(ctx context.Context, requests []*request) []error {
 	errs := make([]error, len(requests))
 	for i, r := range requests {
 		select {

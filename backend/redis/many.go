@@ -8,8 +8,8 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// SwapAll implements [idem.Batcher], in round trips of up to 512 swaps. In a
-// cluster the client sends to each node what is there.
+// SwapAll implements [idem.Batcher], in one round trip or a few, of up to 512
+// swaps. In a cluster the client sends to each node what is there.
 func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	return idem.InTurn(swaps, func(swaps []idem.Swap) []idem.Swapped { return b.swapAll(ctx, swaps) })
 }
@@ -32,11 +32,7 @@ func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 			writes = append(writes, i)
 		}
 	}
-	requests := make([]*request, len(gets))
-	for n, i := range gets {
-		requests[n] = &request{name: b.Key(swaps[i].Key)}
-	}
-	answers, errs := b.askAll(ctx, "get", requests)
+	answers, errs := b.askAll(ctx, "get", len(gets), func(n int) *request { return &request{name: b.Key(swaps[gets[n]].Key)} })
 	for n, i := range gets {
 		r, err := idem.Record{}, errs[n]
 		if err == nil && answers[n].kind == present {
@@ -52,19 +48,23 @@ func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 			b.noteReplay(swaps[i], err)
 		}
 	}
-	requests = requests[:0]
-	sent := writes[:0]
-	for _, i := range writes {
+	requests := make([]*request, len(writes))
+	answers, errs = b.askAll(ctx, op, len(writes), func(n int) *request {
+		i := writes[n]
 		r, err := b.newSwap(swaps[i].Key, swaps[i].Old, swaps[i].New)
 		if err != nil {
 			swapped[i].Err = idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
-			continue
+			return nil
 		}
-		requests, sent = append(requests, r), append(sent, i)
-	}
-	answers, errs = b.askAll(ctx, op, requests)
-	for n, i := range sent {
-		if swapped[i].Err = errs[n]; errs[n] == nil {
+		requests[n] = r
+		return r
+	})
+	for n, i := range writes {
+		switch {
+		case swapped[i].Err != nil:
+		case errs[n] != nil:
+			swapped[i].Err = errs[n]
+		default:
 			swapped[i].Record, swapped[i].Err = b.swapped(swaps[i].Key, requests[n], answers[n], swaps[i].New)
 		}
 	}
@@ -82,10 +82,14 @@ func (b *Backend) noteReplay(s idem.Swap, err error) {
 	}
 }
 
-// askAll is ask for many requests.
-func (b *Backend) askAll(ctx context.Context, op string, requests []*request) ([]answer, []error) {
-	answers, errs := make([]answer, len(requests)), make([]error, len(requests))
-	if len(requests) == 0 {
+// part is how many requests are made before they are sent: the server begins with
+// them while the next are made.
+const part = 2 * maxScript
+
+// askAll is ask for many requests. Those that are nil are passed by.
+func (b *Backend) askAll(ctx context.Context, op string, n int, next func(i int) *request) ([]answer, []error) {
+	answers, errs := make([]answer, n), make([]error, n)
+	if n == 0 {
 		return answers, errs
 	}
 	err := ctx.Err()
@@ -100,12 +104,22 @@ func (b *Backend) askAll(ctx context.Context, op string, requests []*request) ([
 		}
 		return answers, errs
 	}
-	for _, r := range requests {
-		r.prepare(op)
+	sent, of := make([]*request, 0, n), make([]int, 0, n)
+	begin := 0
+	for i := range n {
+		if r := next(i); r != nil {
+			r.prepare(op)
+			r.queued(ctx)
+			sent, of = append(sent, r), append(of, i)
+		}
+		if len(sent)-begin == part || i == n-1 && len(sent) > begin {
+			b.start(sent[begin:])
+			begin = len(sent)
+		}
 	}
-	copy(errs, b.sendAll(ctx, requests))
-	for i, r := range requests {
-		if errs[i] != nil {
+	for k, err := range b.await(ctx, sent) {
+		r, i := sent[k], of[k]
+		if errs[i] = err; err != nil {
 			continue
 		}
 		answers[i] = r.answer

@@ -35,7 +35,8 @@ func claimAll(t testing.TB, s *idem.Store, items []idem.Item) []idem.Completion 
 	return done
 }
 
-// A batch is one round trip; in a transaction two and none, until Exec.
+// A batch is one round trip, a large one a few; in a transaction two and none,
+// until Exec.
 func TestManyKeysAreOneRoundTrip(t *testing.T) {
 	client := testredis.Client(t, testredis.Shared(t), nil)
 	b := newBackend(t, client, nil)
@@ -51,12 +52,17 @@ func TestManyKeysAreOneRoundTrip(t *testing.T) {
 			t.Errorf("%s took %d round trips, want %d", what, n, trips)
 		}
 	}
-	done := claimAll(t, s, itemsOf("k", 500))
-	want("claiming 500 keys", 1)
-	if err := errors.Join(s.CompleteAll(ctx, done)...); err != nil {
-		t.Fatal(err)
+	for _, size := range []int{2, 100, 500} {
+		done := claimAll(t, s, itemsOf(fmt.Sprint("batch of ", size), size))
+		claimed := h.n.Swap(0)
+		if err := errors.Join(s.CompleteAll(ctx, done)...); err != nil {
+			t.Fatal(err)
+		}
+		completed, most := h.n.Swap(0), int32((size+part-1)/part)
+		if claimed < 1 || claimed > most || completed < 1 || completed > most {
+			t.Errorf("%d keys were claimed in %d round trips and completed in %d, want at most %d", size, claimed, completed, most)
+		}
 	}
-	want("completing them", 1)
 	err := client.Watch(ctx, func(tx *goredis.Tx) error {
 		p := tx.TxPipeline()
 		h.n.Store(0)
