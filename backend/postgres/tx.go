@@ -19,6 +19,8 @@ import (
 //   - A key that another open transaction has claimed is in progress, at once.
 //   - Until tx ends, others who write the key wait, or are told that it is in
 //     progress. So claim late, and commit soon.
+//   - tx holds one lock of the server for each key that it has written: for
+//     transactions with thousands of keys raise max_locks_per_transaction.
 //   - A commit whose outcome is unknown is settled by asking the Store, not by
 //     running the transaction again. Do does that.
 func (b *Backend) WithTx(tx pgx.Tx) idem.Backend { return &bound{b, pgxSession{tx}} }
