@@ -139,6 +139,9 @@ func (s *Store) ExtendAll(ctx context.Context, claims []*Claim) []error {
 
 // updateAll takes a step of each claim.
 func (s *Store) updateAll(ctx context.Context, claims []*Claim, op string, do func(i int) step) []error {
+	if len(claims) == 1 {
+		return []error{s.update(ctx, claims[0], do(0))}
+	}
 	start := time.Now()
 	errs := s.writeAll(ctx, claims, do)
 	for i, c := range claims {
