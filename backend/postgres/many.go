@@ -118,7 +118,7 @@ func (m *many) run(ctx context.Context) []idem.Swapped {
 			m.answer(i, got, nil)
 			switch {
 			case ok:
-			case tries[i] > 1:
+			case tries[i] > 1 && res.reply.outcome != unwritten:
 				stuck = append(stuck, i)
 			default:
 				later = append(later, i)

@@ -170,6 +170,39 @@ func TestManyBesideAnOpenTransaction(t *testing.T) {
 	}
 }
 
+// Claims that are completed in an open transaction are not lost, whoever extends
+// them meanwhile together with others.
+func TestManyExtendedBesideTheirOwnCompletion(t *testing.T) {
+	ctx := context.Background()
+	f := newFixture(t, 4)
+	s := newStore(t, f, nil)
+	done := claimAll(t, s, itemsOf("k", 10))
+	var claims []*idem.Claim
+	for _, d := range done {
+		claims = append(claims, d.Claim)
+	}
+	const completed = 6
+	err := pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+		if err := errors.Join(s.With(f.WithTx(tx)).CompleteAll(ctx, done[:completed])...); err != nil {
+			return err
+		}
+		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		for i, err := range s.ExtendAll(soon, claims) {
+			if i < completed && (!errors.Is(err, idem.ErrUnavailable) || errors.Is(err, idem.ErrLost)) || i >= completed && err != nil {
+				t.Errorf("claim %d: %v", i, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.CompleteAll(ctx, done)...); err != nil {
+		t.Error(err)
+	}
+}
+
 // A record that is damaged is its own caller's alone, in a transaction too.
 func TestManyWithADamagedRecord(t *testing.T) {
 	ctx := context.Background()
