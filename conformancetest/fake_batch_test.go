@@ -84,8 +84,8 @@ func (h *handle) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped 
 		}
 		return mixed
 	}
-	if h.is("answers too few of many") && len(swapped) > 1000 {
-		return swapped[:1000]
+	if h.is("answers too few of many") && len(swapped) > 500 {
+		return swapped[:500]
 	}
 	return swapped
 }

@@ -267,9 +267,9 @@ func storyManyEnd(e *env) {
 // storyManyOwners has batches with overlapping keys, in different orders, and
 // single callers after the same keys.
 func storyManyOwners(e *env) {
-	const keys, callers = 24, 6
+	const keys, callers = 16, 6
 	stores := e.stores(2)
-	for round := range rounds(12) {
+	for round := range rounds(6) {
 		all := names(fmt.Sprintf("round %d key ", round), keys)
 		var owners, ends [keys]atomic.Int32
 		together(callers, func(n int) {

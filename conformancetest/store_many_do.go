@@ -24,7 +24,7 @@ var manyTxCases = []testCase{
 func storyManyDo(e *env) {
 	const keys, callers = 12, 6
 	stores := e.stores(2)
-	for round := range rounds(6) {
+	for round := range rounds(3) {
 		all := names(fmt.Sprintf("round %d key ", round), keys)
 		var runs [keys]atomic.Int32
 		ran := func(key string) idem.Result {
