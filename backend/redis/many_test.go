@@ -59,6 +59,9 @@ func TestManyKeysAreOneRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		completed, most := h.n.Swap(0), int32((size+part-1)/part)
+		if most > 1 {
+			most += lanesUsual // which may have to connect first
+		}
 		if claimed < 1 || claimed > most || completed < 1 || completed > most {
 			t.Errorf("%d keys were claimed in %d round trips and completed in %d, want at most %d", size, claimed, completed, most)
 		}
