@@ -70,7 +70,13 @@ func (c *consumer) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	deliveries, err := durable.Messages(jetstream.PullMaxMessages(c.workers))
+	deliveries, err := durable.Messages(
+		jetstream.PullMaxMessages(c.workers),
+		// A request for messages can get lost like everything else. If the broker is
+		// silent for two heartbeats the client asks again.
+		jetstream.PullHeartbeat(time.Second),
+		jetstream.WithMessagesErrOnMissingHeartbeat(false),
+	)
 	if err != nil {
 		return err
 	}

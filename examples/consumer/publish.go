@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -42,7 +43,8 @@ func publish(ctx context.Context, s settings, stdout io.Writer) error {
 				return err
 			}
 			msg := &nats.Msg{Subject: newOrders, Data: doc}
-			ack, err := js.PublishMsgAsync(msg, jetstream.WithMsgID(fmt.Sprintf("order-%d-copy-%d", n, c)))
+			ack, err := js.PublishMsgAsync(msg, jetstream.WithMsgID(fmt.Sprintf("order-%d-copy-%d", n, c)),
+				jetstream.WithStallWait(time.Minute)) // a few thousand may be on their way at a time
 			if err != nil {
 				return err
 			}
