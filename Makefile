@@ -3,6 +3,9 @@
 GOLANGCI_LINT_VERSION := v2.15.0
 BIN := $(CURDIR)/bin
 
+# Modules of their own inside this one keep what only they need out of its go.mod.
+NESTED := $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -10,17 +13,18 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: test
-test: ## all tests, with the race detector and in random order, and the few that go without it
+test: ## all tests of all modules, with the race detector and in random order, and the few that go without it
 	go test -race -shuffle=on ./...
 	go test -run 'Allocations|CollidingHashes' ./...
+	@set -e; for dir in $(NESTED); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
 
 .PHONY: short
 short: ## the tests without their long runs
 	go test -short -shuffle=on ./...
 
 .PHONY: bench
-bench: ## benchmarks of the root package and of the backends, for benchstat
-	go test -run '^$$' -bench . -benchmem . ./backend/...
+bench: ## benchmarks of the root package, the backends and the janitor, for benchstat
+	go test -run '^$$' -bench . -benchmem . ./backend/... ./janitor
 
 .PHONY: ratios
 ratios: ## each backend against its raw engine and a naive program, side by side (20 minutes, 4 GB of disk)
@@ -39,10 +43,12 @@ fuzz: ## 15 s for each fuzz target
 .PHONY: vet
 vet: ## go vet
 	go vet ./...
+	@set -e; for dir in $(NESTED); do (cd $$dir && go vet ./...); done
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## golangci-lint, formatting included
 	$< run
+	@set -e; for dir in $(NESTED); do (cd $$dir && $< run); done
 
 $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 	GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
@@ -51,4 +57,5 @@ $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 .PHONY: tidy
 tidy: ## check that go.mod and the formatting are as they should be
 	go mod tidy -diff
+	@set -e; for dir in $(NESTED); do (cd $$dir && go mod tidy -diff); done
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

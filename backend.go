@@ -117,6 +117,19 @@ type Watcher interface {
 	Watch(ctx context.Context, key, token string) error
 }
 
+// A Prober is a Backend that can tell from its own memory whether a key may have
+// a record. It is found by type assertion. Where it may, a [Store] reads before
+// it claims, and a replay costs no claim; a claim is decided by Swap as ever.
+// Probe has no context and no error, since it does not ask the storage.
+//
+//   - Probe is true for a key with a record that has been stored through this Backend.
+//   - Probe is false for most keys that have no record.
+type Prober interface {
+	// Probe reports whether there may be a record under key. It may be wrong
+	// where others write to the storage.
+	Probe(key string) bool
+}
+
 // An Entry is a record with the key under which it is stored. [SplitKey] takes
 // the key apart.
 type Entry struct {

@@ -74,6 +74,14 @@ func newToken(attemptID string) string {
 	return string(base64.RawURLEncoding.AppendEncode(token, random[:]))
 }
 
+// Scope returns the levels of the scope of the Store that granted the claim,
+// outermost first; none if it has no scope. Whoever gets claims of several scopes
+// finds the Store for one by it.
+func (c *Claim) Scope() []string {
+	scope, _ := SplitKey(c.stored)
+	return scope
+}
+
 // ChildKey returns a key to send on to another system with a call that is part
 // of this operation. It is the same in every attempt, and different for every
 // name and operation. It has 32 letters and digits.

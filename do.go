@@ -49,7 +49,7 @@ var errNoFunction = fmt.Errorf("%w: there is no function to run", ErrOptions)
 func (s *Store) Do(ctx context.Context, key string, fp Fingerprint, fn func(context.Context, *Claim) (Result, error)) (Outcome, error) {
 	start := time.Now()
 	out, err := s.do(ctx, key, fp, fn)
-	s.observeDo(ctx, key, start, out, err)
+	s.observeDo(ctx, "do", key, start, out, err)
 	return out, err
 }
 
@@ -69,7 +69,7 @@ func (s *Store) do(ctx context.Context, key string, fp Fingerprint, fn func(cont
 			continue
 		}
 		if c != nil {
-			return s.run(ctx, c, fn)
+			return s.run(ctx, "do", c, fn)
 		}
 		if refused, ok := err.(*Error); ok && refused.Err == ErrInProgress {
 			var after Record
@@ -91,11 +91,11 @@ func (s *Store) do(ctx context.Context, key string, fp Fingerprint, fn func(cont
 }
 
 // run runs fn under the claim and ends the claim as fn ended.
-func (s *Store) run(ctx context.Context, c *Claim, fn func(context.Context, *Claim) (Result, error)) (out Outcome, err error) {
+func (s *Store) run(ctx context.Context, op string, c *Claim, fn func(context.Context, *Claim) (Result, error)) (out Outcome, err error) {
 	out.Attempt = c.Attempt
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := s.heartbeat(ctx, c, cancel)
+	stop := s.heartbeat(ctx, op, c, cancel)
 	returned := false
 	defer func() {
 		if !returned { // a panic or a Goexit is on its way, and goes on
@@ -109,7 +109,7 @@ func (s *Store) run(ctx context.Context, c *Claim, fn func(context.Context, *Cla
 	switch {
 	case err == nil:
 		out.Result = r
-		return out, s.record(ctx, c, r)
+		return out, s.record(ctx, op, c, r)
 	case hasNoEffect(err):
 		s.clean(ctx, c, s.Release)
 		return out, unmark(err)
@@ -131,7 +131,7 @@ func (s *Store) clean(ctx context.Context, c *Claim, end func(context.Context, *
 
 // record completes the claim, for a caller that may be gone, and keeps trying
 // while the lease lasts.
-func (s *Store) record(ctx context.Context, c *Claim, r Result) error {
+func (s *Store) record(ctx context.Context, op string, c *Claim, r Result) error {
 	if s.bound {
 		return s.Complete(ctx, c, r) // nothing is done before the commit
 	}
@@ -148,15 +148,15 @@ func (s *Store) record(ctx context.Context, c *Claim, r Result) error {
 		}
 		mayPass := errors.Is(err, ErrUnavailable) || errors.Is(err, ErrLocked)
 		if !mayPass || time.Now().Add(delay).After(giveUp) {
-			return s.notRecorded(c, err)
+			return s.notRecorded(op, c, err)
 		}
 		pause(ctx, delay)
 	}
 }
 
-func (s *Store) notRecorded(c *Claim, err error) error {
+func (s *Store) notRecorded(op string, c *Claim, err error) error {
 	why := err.(*Error)
-	return s.fail("do", c.Key, why.Record, fmt.Errorf("%w: %w", ErrNotRecorded, why.Err))
+	return s.fail(op, c.Key, why.Record, fmt.Errorf("%w: %w", ErrNotRecorded, why.Err))
 }
 
 // tryWithin returns a context for one of several tries within the time that is
@@ -169,13 +169,13 @@ func tryWithin(ctx context.Context, left time.Duration) (context.Context, contex
 // the claim is lost or its lease has run out by the local monotonic clock,
 // counted from when the last extension that was granted was sent. It goes on
 // when ctx is done: fn may still be running.
-func (s *Store) heartbeat(ctx context.Context, c *Claim, cancel context.CancelCauseFunc) (stop func()) {
+func (s *Store) heartbeat(ctx context.Context, op string, c *Claim, cancel context.CancelCauseFunc) (stop func()) {
 	if s.bound {
 		return func() {}
 	}
 	ctx, stopExtending := context.WithCancel(context.WithoutCancel(ctx))
 	ranOut := time.AfterFunc(c.leaseLeft(), func() {
-		cancel(s.fail("do", c.Key, c.lastKnown(), fmt.Errorf("%w: its lease of %v ran out before it could be extended", ErrLost, s.opts.Lease)))
+		cancel(s.fail(op, c.Key, c.lastKnown(), fmt.Errorf("%w: its lease of %v ran out before it could be extended", ErrLost, s.opts.Lease)))
 	})
 	ended := make(chan struct{})
 	go func() {

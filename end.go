@@ -115,7 +115,7 @@ func (s *Store) Abandon(ctx context.Context, c *Claim) error {
 }
 
 func (s *Store) abandoned(now Record) Record {
-	now.Lease, now.TTL = 0, s.claimTTL()
+	now.Lease, now.TTL = 0, max(now.TTL, s.claimTTL())
 	return now
 }
 
@@ -137,18 +137,24 @@ func (s *Store) Checkpoint(ctx context.Context, c *Claim, note []byte) error {
 
 func (s *Store) renew(ctx context.Context, op string, c *Claim, note *[]byte) error {
 	return s.update(ctx, c, step{op: op, next: func(now Record) (Record, error) {
-		if now.Status != InProgress {
-			return Record{}, ErrLost
-		}
-		now.Lease, now.TTL = s.opts.Lease, s.claimTTL()
-		if note != nil {
+		now, err := s.renewed(now)
+		if err == nil && note != nil {
 			if len(*note) > s.opts.MaxResult {
 				return Record{}, fmt.Errorf("%w: the checkpoint has %d bytes, Options.MaxResult is %d", ErrOptions, len(*note), s.opts.MaxResult)
 			}
 			now.Checkpoint = *note
 		}
-		return now, nil
+		return now, err
 	}})
+}
+
+// renewed returns the record by which an attempt goes on.
+func (s *Store) renewed(now Record) (Record, error) {
+	if now.Status != InProgress {
+		return Record{}, ErrLost
+	}
+	now.Lease, now.TTL = s.opts.Lease, max(now.TTL, s.claimTTL())
+	return now, nil
 }
 
 // update takes a step of the claim.

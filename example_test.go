@@ -172,6 +172,29 @@ func ExampleClaim_MarshalText() {
 	// idem: extend "export-7": claim is lost (attempt 1 is completed)
 }
 
+// A worker runs an operation that an API server has claimed, with the claim kept
+// alive meanwhile. A copy that comes later gets the result.
+func ExampleStore_Run() {
+	ctx := context.Background()
+	store, _ := idem.New(memory.New(), nil)
+	claim, _, _ := store.Begin(ctx, "export-7", idem.Fingerprint{})
+	message, _ := claim.MarshalText() // put it in the queue
+
+	for range 2 {
+		var received idem.Claim
+		_ = received.UnmarshalText(message)
+		out, err := store.Run(ctx, &received, func(ctx context.Context, c *idem.Claim) (idem.Result, error) {
+			fmt.Println("exporting")
+			return idem.Result{Body: []byte("7.csv")}, nil
+		})
+		fmt.Printf("%s replayed=%v err=%v\n", out.Result.Body, out.Replayed, err)
+	}
+	// Output:
+	// exporting
+	// 7.csv replayed=false err=<nil>
+	// 7.csv replayed=true err=<nil>
+}
+
 // Long work tells how far it has got. Whoever takes over goes on from there.
 func ExampleStore_Checkpoint() {
 	ctx := context.Background()

@@ -41,7 +41,8 @@
 // Abandon. What happens then is the Store's [LapsePolicy]: with Takeover the
 // next request runs the operation again and its claim says so; with Hold
 // nothing runs until [Store.Resolve], [Store.Forget] or [Store.Reclaim] has
-// decided.
+// decided. Package janitor finds such attempts and calls a function of the program
+// that finds out what they did; it also deletes records whose retention is over.
 //
 // # Transactions
 //
@@ -62,7 +63,6 @@ package idem
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 )
 
@@ -251,6 +251,9 @@ func (s *Store) With(b Backend) *Store {
 	return &bound
 }
 
+// Options returns the Store's options with the defaults filled in.
+func (s *Store) Options() Options { return s.opts }
+
 // Begin asks for the key. It returns exactly one of three:
 //
 //   - a Claim: the caller runs the operation and ends the claim;
@@ -282,8 +285,9 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 	if err != nil {
 		return nil, nil, s.fail("begin", key, Record{}, err)
 	}
-	c, token := newClaim(stored, key)
-	var present Record
+	present := s.foresee(ctx, stored)
+	var c *Claim
+	var token string
 	for range 1000 { // see errKeptChanging
 		done, err := s.judge(present, fp)
 		if err == ErrMismatch {
@@ -296,6 +300,9 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 		if done {
 			return nil, &present, nil
 		}
+		if c == nil {
+			c, token = newClaim(stored, key)
+		}
 		claim := s.claimRecord(c, token, present, fp)
 		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
 			return nil, nil, s.fail("begin", key, Record{}, err)
@@ -306,6 +313,20 @@ func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, 
 		token = "" // of a Swap that did not take place; the next is another one
 	}
 	return nil, nil, s.fail("begin", key, present, errKeptChanging)
+}
+
+// foresee returns the record of a key that a [Prober] may have one of, to begin
+// with. If that fails, the Swap that follows has the error to tell.
+func (s *Store) foresee(ctx context.Context, stored string) Record {
+	p, ok := s.backend.(Prober)
+	if !ok || s.bound || !p.Probe(stored) {
+		return Record{}
+	}
+	r, err := s.backend.Get(ctx, stored)
+	if err != nil {
+		return Record{}
+	}
+	return r.normal()
 }
 
 // judge says what a request with fp is told where present is stored: the key is
@@ -358,7 +379,10 @@ func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerpri
 	return c.last
 }
 
-// claimTTL is how long a record in progress is kept.
+// claimTTL is how long a record in progress is kept. A Store that goes on with a
+// claim of another Store does not make that shorter: what is not forgotten by
+// age under Hold is not forgotten because somebody with other options looked
+// after it.
 func (s *Store) claimTTL() time.Duration {
 	if s.opts.OnLapse == Hold {
 		return held
@@ -373,7 +397,7 @@ func (s *Store) swapClaim(ctx context.Context, c *Claim, present, claim Record) 
 	if ctx.Err() != nil {
 		return Record{}, notAsked(ctx)
 	}
-	giveUp := time.Now().Add(repeatFor)
+	giveUp := c.leasedAt.Add(repeatFor)
 	unsure := false
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
 		got, err := s.swap(ctx, c.stored, present.Token, claim)
@@ -469,22 +493,4 @@ func (s *Store) fail(op, key string, present Record, err error) error {
 // detach returns a context for cleaning up after a caller that may be gone.
 func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedFor)
-}
-
-// pause waits for about d and reports whether ctx is still alive. Those who
-// pause together do not come back together.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(jitter(d))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// jitter returns a duration from half of d to d.
-func jitter(d time.Duration) time.Duration {
-	return d/2 + rand.N(d/2+1)
 }

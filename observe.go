@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// An Event tells how one operation of a Store ended. Do is reported as well as
-// the operations it consists of. Those in a transaction are reported when they
-// end, which is before the commit; Do, after it.
+// An Event tells how one operation of a Store ended. Do and Run are reported as
+// well as the operations they consist of. Those in a transaction are reported when
+// they end, which is before the commit; Do, after it.
 type Event struct {
-	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait" or "do"
+	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait", "do" or "run"
 	Key string // as it was given to the Store
 
 	// Scope has the levels of the Store's scope joined by U+001F, as they are
@@ -43,10 +43,10 @@ func (s *Store) observe(ctx context.Context, op, key string, start time.Time, c 
 	s.opts.Observe(ctx, e)
 }
 
-// observeDo reports a Do or DoTx, which has an Outcome to tell of.
-func (s *Store) observeDo(ctx context.Context, key string, start time.Time, out Outcome, err error) {
+// observeDo reports a Do, DoTx or Run, which has an Outcome to tell of.
+func (s *Store) observeDo(ctx context.Context, op, key string, start time.Time, out Outcome, err error) {
 	if s.opts.Observe == nil {
 		return
 	}
-	s.opts.Observe(ctx, Event{Op: "do", Key: key, Scope: s.scope, Attempt: out.Attempt, Replayed: out.Replayed, Err: err, Elapsed: time.Since(start)})
+	s.opts.Observe(ctx, Event{Op: op, Key: key, Scope: s.scope, Attempt: out.Attempt, Replayed: out.Replayed, Err: err, Elapsed: time.Since(start)})
 }

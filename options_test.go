@@ -252,3 +252,18 @@ func TestLS6_HoldWaitsForADecision(t *testing.T) {
 		})
 	}
 }
+
+// A Store tells what it was given, and what stands for what was not.
+func TestStoreOptions(t *testing.T) {
+	s, err := idem.New(memory.New(), &idem.Options{Scope: "shop", Retention: 48 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := s.Options()
+	if got.Scope != "shop" || got.Retention != 48*time.Hour || got.Lease != 30*time.Second || got.MaxResult != 1<<20 || got.NoWait {
+		t.Errorf("options %+v", got)
+	}
+	if !s.NoWait().Options().NoWait || s.Options().NoWait {
+		t.Error("NoWait changed the wrong Store")
+	}
+}

@@ -107,6 +107,8 @@ func (s *Store) reclaim(ctx context.Context, key string, attempt int) (*Claim, e
 			return nil, s.fail("reclaim", key, present, err)
 		}
 		claim := s.claimRecord(c, token, present, present.Fingerprint)
+		claim.TTL = max(claim.TTL, present.TTL) // see claimTTL
+		c.last = claim
 		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
 			return nil, s.fail("reclaim", key, Record{}, err)
 		}

@@ -40,7 +40,7 @@ type TxBody func(ctx context.Context, b Backend, fn func(context.Context, *Claim
 func (s *Store) DoTx(ctx context.Context, key string, fp Fingerprint, transact func(ctx context.Context, body TxBody) error) (Outcome, error) {
 	start := time.Now()
 	out, err := s.doTx(ctx, key, fp, transact)
-	s.observeDo(ctx, key, start, out, err)
+	s.observeDo(ctx, "do", key, start, out, err)
 	return out, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -16,6 +17,14 @@ const (
 	firstPoll = 5 * time.Millisecond
 	lastPoll  = 100 * time.Millisecond
 )
+
+// NoWait returns a Store with the same rules that does not wait for a running
+// duplicate: see Options.NoWait.
+func (s *Store) NoWait() *Store {
+	impatient := *s
+	impatient.opts.NoWait = true
+	return &impatient
+}
 
 // Wait returns nil when no attempt is running under key: it is completed, was
 // released, its lease ran out, or it was never there. It returns
@@ -156,4 +165,22 @@ func watchOnce(ctx context.Context, w Watcher, stored string, present Record) bo
 	defer cancel()
 	err := w.Watch(ctx, stored, present.Token)
 	return err == nil || errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil
+}
+
+// pause waits for about d and reports whether ctx is still alive. Those who
+// pause together do not come back together.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(jitter(d))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// jitter returns a duration from half of d to d.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
 }

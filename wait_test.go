@@ -181,3 +181,24 @@ func TestWaitingGivesUpOnADeadStorage(t *testing.T) {
 		}
 	})
 }
+
+// HT-4: who does not want to wait is told at once, in the scope he asked in, while
+// others wait on the same Store.
+func TestHT4_NoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, memory.New(), nil).Scoped("a")
+		c, _, err := s.Begin(context.Background(), "k", payloadA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := func(context.Context, *idem.Claim) (idem.Result, error) { return idem.Result{Code: 2}, nil }
+		start := time.Now()
+		if _, err := s.NoWait().Do(context.Background(), "k", payloadA, run); !errors.Is(err, idem.ErrInProgress) || time.Since(start) != 0 {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+		time.AfterFunc(time.Second, func() { _ = s.Complete(context.Background(), c, idem.Result{Code: 1}) })
+		if out, err := s.Do(context.Background(), "k", payloadA, run); err != nil || !out.Replayed || time.Since(start) != time.Second {
+			t.Errorf("after %v: %+v, %v", time.Since(start), out, err)
+		}
+	})
+}

@@ -113,6 +113,7 @@ var groups = []group{
 	{"Tx", txCases},
 	{"Lister", listCases},
 	{"Watcher", watchCases},
+	{"Prober", probeCases},
 	{"Model", modelCases},
 	{"Store", storeCases},
 	{"StoreTx", storeTxCases},
@@ -152,6 +153,7 @@ const (
 	needWrites  need = "Harness.Writes"
 	needLister  need = "idem.Lister"
 	needWatcher need = "idem.Watcher"
+	needProber  need = "idem.Prober"
 )
 
 // missing returns why a case with this need cannot run on b, or "". As long as
@@ -170,16 +172,26 @@ func (n need) missing(h Harness, b idem.Backend) string {
 	case needWrites:
 		has = h.Writes != nil
 	case needLister:
-		if _, ok := b.(idem.Lister); !ok && b != nil {
-			return "not tested: the backend is not an " + string(n)
-		}
+		return n.unlessBackend(b, isA[idem.Lister])
 	case needWatcher:
-		if _, ok := b.(idem.Watcher); !ok && b != nil {
-			return "not tested: the backend is not an " + string(n)
-		}
+		return n.unlessBackend(b, isA[idem.Watcher])
+	case needProber:
+		return n.unlessBackend(b, isA[idem.Prober])
 	}
 	if !has {
 		return "not tested: " + string(n) + " is nil"
 	}
 	return ""
+}
+
+func (n need) unlessBackend(b idem.Backend, is func(idem.Backend) bool) string {
+	if b == nil || is(b) {
+		return ""
+	}
+	return "not tested: the backend is not an " + string(n)
+}
+
+func isA[T any](b idem.Backend) bool {
+	_, ok := b.(T)
+	return ok
 }

@@ -22,6 +22,11 @@
 // [idem.ErrStoreLost], and its bytes stay as they are. Restore a copy, or move it
 // away, knowing that every operation in it could then run a second time.
 //
+// # Space
+//
+// Each write deletes an expired record as well; the rest is deleted by package
+// janitor. The file does not shrink, but it stops growing at a steady load.
+//
 // # Time
 //
 // Age is measured by the wall clock of the machine, which is not allowed to go
@@ -89,8 +94,8 @@ func (o *Options) withDefaults() (Options, error) {
 	return with, nil
 }
 
-// A Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on a
-// bbolt file. It is safe for concurrent use, except for one that WithTx has bound
+// A Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
+// [idem.Prober] on a bbolt file. It is safe for concurrent use, except for one that WithTx has bound
 // to a transaction.
 type Backend struct {
 	*core
@@ -275,6 +280,9 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 	}
 	return b.lookup(ctx, key)
 }
+
+// Probe implements [idem.Prober], by the index.
+func (b *Backend) Probe(key string) bool { return b.index.known(b.index.hash(key)) }
 
 // Swap implements [idem.Backend]. A Swap of a key that should be free, and is not,
 // does not wait for the writer.

@@ -21,9 +21,10 @@ var odd = []string{"timezone", "Asia/Kolkata", "datestyle", "German, DMY", "inte
 
 func TestConformance(t *testing.T) {
 	for name, params := range map[string][]string{
-		"Default":              nil,
-		"Exec, RepeatableRead": {"default_query_exec_mode", "exec", "default_transaction_isolation", "repeatable read"},
-		"Simple, Serializable": {"default_query_exec_mode", "simple_protocol", "default_transaction_isolation", "serializable"},
+		"Default":               nil,
+		"Default, Serializable": {"default_transaction_isolation", "serializable"},
+		"Exec, RepeatableRead":  {"default_query_exec_mode", "exec", "default_transaction_isolation", "repeatable read"},
+		"Simple, Serializable":  {"default_query_exec_mode", "simple_protocol", "default_transaction_isolation", "serializable"},
 	} {
 		t.Run(name, func(t *testing.T) { conformancetest.Run(t, pgxHarness(t, params...)) })
 	}

@@ -246,7 +246,7 @@ func TestRow7_CommitIsLost(t *testing.T) {
 	s := newStore(t, f, nil)
 	n := 0
 	for name, d := range doers(t, f, postgres.Options{}, 4) {
-		for mode, fate := range map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth} {
+		for mode, fate := range fates {
 			t.Run(name+" "+mode, func(t *testing.T) {
 				var ran, unanswered int
 				for i := range 50 {

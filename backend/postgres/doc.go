@@ -71,8 +71,12 @@
 //
 // # The table
 //
-// There is one row for each key. Expired rows are deleted by Sweep, which has to
-// be called now and then, such as from a scheduled job. The table's fill factor leaves room
-// for completions within their page. Plans are kept by the server as usual: after
-// most rows of a large table have been deleted, let autovacuum analyze it.
+// There is one row for each key. Expired rows are deleted by package janitor, in
+// the background of a program or from a scheduled job; without it the table grows.
+// The table's fill factor leaves room for completions within their page. Plans are
+// kept by the server as usual: after most rows of a large table have been deleted,
+// let autovacuum analyze it.
+//
+// [Backend.List], and so the janitor where it recovers, goes through all rows in
+// steps of 10,000.
 package postgres

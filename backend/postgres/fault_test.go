@@ -21,7 +21,7 @@ import (
 	"github.com/idem-go/idem/internal/testpg"
 )
 
-var fates = map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth}
+var fates = map[string]faultproxy.Fate{"request": faultproxy.LoseRequest, "reply": faultproxy.LoseReply, "both": faultproxy.CutBoth, "half the reply": faultproxy.TruncateReply, "reset": faultproxy.Reset}
 
 // Reliability rows 5 and 6: the request or the reply of a claim or a completion
 // is lost, or both. Nobody is locked out by his own claim, and a completion that
@@ -299,6 +299,10 @@ func TestFL4_StoreDown(t *testing.T) {
 	}
 }
 
+// crowd returns how many callers come at once: many, or so few that their calls are
+// put together in another way.
+func crowd(round int) int { return []int{64, 4}[round%2] }
+
 // What is wrong with one call is told to that call alone, whoever shared its round
 // trip.
 func TestErrorsOfABatchHitTheirCaller(t *testing.T) {
@@ -313,9 +317,9 @@ func TestErrorsOfABatchHitTheirCaller(t *testing.T) {
 		}
 	}
 	f.exec(t, `UPDATE `+f.schema+`.idem_records SET lease = NULL`)
-	for round := range 10 {
+	for round := range 20 {
 		var all sync.WaitGroup
-		for i := range 64 {
+		for i := range crowd(round) {
 			all.Go(func() {
 				key := fmt.Sprintf("good%d-%d", round, i)
 				switch i % 8 {
@@ -355,7 +359,7 @@ func TestGivingUpInABatchHurtsNobody(t *testing.T) {
 	rnd := testenv.Rand(t)
 	for round := range 20 {
 		var all sync.WaitGroup
-		for i := range 64 {
+		for i := range crowd(round) {
 			impatient := i%4 == 0
 			patience := time.Duration(rnd.IntN(2000)) * time.Microsecond
 			all.Go(func() {

@@ -47,6 +47,9 @@ const (
 	// calls, and not too many bytes.
 	largeBatch = 512
 	heavyBatch = 1 << 20
+
+	// So many statements for one key each take the server less than one for all.
+	smallBatch = 3
 )
 
 // A call is an operation that somebody waits for.
@@ -187,7 +190,11 @@ func (l *lanes) run(calls []*call) {
 	})
 	if len(calls) > 1 {
 		ctx, cancel := whileWanted(calls)
-		err := l.b.together(ctx, calls)
+		share := l.b.together
+		if len(calls) <= smallBatch {
+			share = l.b.few
+		}
+		err := share(ctx, calls)
 		cancel()
 		if err == nil || !refused(err) {
 			for _, c := range calls {

@@ -41,6 +41,8 @@ var fates = map[string]faultproxy.Fate{
 	"request lost": faultproxy.LoseRequest,
 	"reply lost":   faultproxy.LoseReply,
 	"both cut":     faultproxy.CutBoth,
+	"reply cut":    faultproxy.TruncateReply,
+	"reset":        faultproxy.Reset,
 }
 
 // ways are the settings of the client's own retries.

@@ -17,11 +17,13 @@ import (
 type Fate int
 
 const (
-	Pass        Fate = iota
-	LoseRequest      // the storage does not see it, and the connection is cut
-	LoseReply        // the storage carries it out; the answer is lost and the connection is cut
-	CutBoth          // it is passed on and both sides are cut at once: anything may have happened
-	Silence          // the storage carries it out, and nothing comes back any more; the connection stays open
+	Pass          Fate = iota
+	LoseRequest        // the storage does not see it, and the connection is cut
+	LoseReply          // the storage carries it out; the answer is lost and the connection is cut
+	CutBoth            // it is passed on and both sides are cut at once: anything may have happened
+	TruncateReply      // the storage carries it out; the client gets half of the answer, and the connection is cut
+	Reset              // the storage carries it out; instead of the answer the client gets a reset
+	Silence            // the storage carries it out, and nothing comes back any more; the connection stays open
 )
 
 // A Proxy passes connections on to a storage.
@@ -223,6 +225,13 @@ func (l *link) answers() {
 		l.mu.Unlock()
 		switch fate {
 		case LoseReply:
+			return
+		case TruncateReply:
+			_, _ = l.pair.client.Write(buf[:n/2])
+			return
+		case Reset:
+			// Without time to linger, closing discards what is unsent and resets.
+			_ = l.pair.client.(*net.TCPConn).SetLinger(0)
 			return
 		case Silence:
 			continue
