@@ -151,11 +151,19 @@ func TestOwnEnding(t *testing.T) {
 			return idemgrpc.Record
 		case method == refund && code == codes.OK:
 			return idemgrpc.Omit
+		case method == charge && code == codes.DeadlineExceeded:
+			return idemgrpc.Release
 		}
 		return 0
-	}}}, func(_ context.Context, req *wrapperspb.StringValue) (proto.Message, error) {
-		if req.GetValue() == "fail" {
+	}}}, func(ctx context.Context, req *wrapperspb.StringValue) (proto.Message, error) {
+		switch req.GetValue() {
+		case "fail":
 			return nil, says(codes.Internal)
+		case "late":
+			if c, _ := idemgrpc.ClaimFrom(ctx); c.Takeover {
+				t.Error("the code that gRPC makes of a context's error was not asked about")
+			}
+			return nil, context.DeadlineExceeded
 		}
 		return wrapperspb.String("secret"), nil
 	})
@@ -175,7 +183,9 @@ func TestOwnEnding(t *testing.T) {
 	if a := b.charge("k3", "10"); a.text != "secret" || !a.replayed {
 		t.Errorf("the default again: %+v", a)
 	}
-	b.ran(3)
+	b.charge("k4", "late")
+	b.charge("k4", "late")
+	b.ran(5)
 }
 
 // A response that is too large is done all the same, and does not run again.
@@ -194,7 +204,7 @@ func TestTooLarge(t *testing.T) {
 		t.Errorf("the second: %+v", a)
 	}
 	b.charge("k2", "fail")
-	if a := b.charge("k2", "fail"); a.code() != codes.NotFound || !a.replayed {
+	if a := b.charge("k2", "fail"); a.code() != codes.NotFound || !a.replayed || !strings.Contains(a.err.Error(), "was not kept") {
 		t.Errorf("a large error: %+v", a)
 	}
 	b.ran(2)
@@ -310,9 +320,14 @@ func TestCompleteInTheTransaction(t *testing.T) {
 		return wrapperspb.String("something else"), nil
 	})
 	for _, text := range []string{"10", "fail"} {
-		first, second := b.charge("k "[:1]+text, text), b.charge("k "[:1]+text, text)
+		first, second := b.charge("k-"+text, text), b.charge("k-"+text, text)
 		if first.text != "recorded" || second.text != "recorded" || first.replayed || !second.replayed {
 			t.Errorf("%s: the first %+v, the second %+v", text, first, second)
+		}
+		// A refusal after the commit is a mistake of the handler, which somebody
+		// has to hear of.
+		if told := b.log.String() != ""; told != (text == "fail") {
+			t.Errorf("%s: the log says: %s", text, b.log.String())
 		}
 	}
 	b.ran(2)

@@ -162,15 +162,21 @@ func TestClientAndServer(t *testing.T) {
 
 // A stored answer stays what it is, also where its code is one to repeat.
 func TestClientDoesNotRepeatReplays(t *testing.T) {
+	var asked atomic.Int64
 	b := serve(t, setup{
 		client: idemgrpc.UnaryClientInterceptor(nil),
+		store: &idem.Options{Observe: func(_ context.Context, e idem.Event) {
+			if e.Op == "begin" {
+				asked.Add(1)
+			}
+		}},
 		server: &idemgrpc.Options{Ending: func(string, codes.Code) idemgrpc.Ending { return idemgrpc.Record }},
 	}, func(context.Context, *wrapperspb.StringValue) (proto.Message, error) {
 		return nil, says(codes.Unavailable)
 	})
 	a := b.charge("k", "10") // the first answer is repeated, and the repetition is a replay
-	if a.code() != codes.Unavailable || !a.replayed {
-		t.Errorf("%+v", a)
+	if a.code() != codes.Unavailable || !a.replayed || asked.Load() != 2 {
+		t.Errorf("after %d attempts: %+v", asked.Load(), a)
 	}
 	b.ran(1)
 	if s := status.Convert(a.err); len(s.Details()) != 1 {
