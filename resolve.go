@@ -88,7 +88,11 @@ func decidable(present Record, attempt int) error {
 // says, in order to find out what it did. The claim has Takeover and the
 // attempt's Checkpoint. Complete it if the operation was done, or after doing
 // it; Release of this claim says that it was not done and frees the key;
-// Abandon leaves the matter open. Its errors are those of Forget.
+// Abandon leaves the matter open. Run does one of these as a function says;
+// package janitor does it for every such attempt. Its errors are those of Forget.
+//
+// The record is kept at least as long as it was to be: what was claimed under
+// Hold does not expire because a Store with other options has looked after it.
 func (s *Store) Reclaim(ctx context.Context, key string, attempt int) (*Claim, error) {
 	start := time.Now()
 	c, err := s.reclaim(ctx, key, attempt)

@@ -11,9 +11,9 @@
 // # Sweeping
 //
 // An expired record is no record, swept or not: Sweep frees space and changes no
-// answer. It deletes in batches, so that claims do not wait for it, and never a
-// record that somebody counts on. Storage that expires records by itself (Redis)
-// has nothing to sweep.
+// answer. It deletes in batches of up to 1,000, so that a claim waits for one of
+// them at most, and never a record that somebody counts on. Storage that expires
+// records by itself (Redis) has nothing to sweep.
 //
 // # Recovery
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -102,16 +103,52 @@ func openBolt(t testing.TB, path string) (b [2]idem.Backend, done func()) {
 	}
 }
 
-// boltStorage is filled in the year 2000, the beginning of the time in a bubble of
-// synctest. Outside, the records of that day are expired.
-func boltStorage(t *testing.T, n int) storage {
-	path := filepath.Join(testenv.Dir(t), "idem.db")
+// boltFile writes a file with n expired records. It is filled in the year 2000, the
+// beginning of the time in a bubble of synctest; outside, the records of that day are
+// expired.
+func boltFile(t *testing.T, n int) (path string) {
+	path = filepath.Join(testenv.Dir(t), "idem.db")
 	synctest.Test(t, func(t *testing.T) {
-		handles, done := openBolt(t, path)
-		defer done()
-		fill(t, handles[0], "live", liveRecords, decades)
-		fill(t, handles[0], "expired", n, 24*time.Hour)
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		b, err := bolt.New(db, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		fill(t, b, "live", liveRecords, decades)
+		for from := 0; from < n; from += 10_000 { // in few transactions, which is quicker
+			err := db.Update(func(tx *bbolt.Tx) error {
+				bound := b.WithTx(tx)
+				for i := from; i < min(n, from+10_000); i++ {
+					key, r := record("expired", i, 24*time.Hour)
+					if _, err := bound.Swap(context.Background(), key, "", r); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
+	return path
+}
+
+// boltStorage is a copy of a file with n expired records.
+func boltStorage(t *testing.T, file string, n int) storage {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(testenv.Dir(t), "idem.db")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	handles, done := openBolt(t, path)
 	t.Cleanup(done)
 	return storage{handles: handles, expired: n, tidies: true}
@@ -142,12 +179,12 @@ func postgresStorage(t testing.TB, n int) storage {
 	}
 	table := schema + ".idem_records"
 	fill(t, s.handles[0], "live", liveRecords, decades)
-	fill(t, s.handles[0], "expired", 1, decades)
+	fill(t, s.handles[0], "model", 1, decades)
 	testpg.Exec(t, url, fmt.Sprintf(`
 		INSERT INTO %[1]s (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
-		SELECT 'expired-' || i, 'expired' || i || '.1', status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at
-		FROM %[1]s, generate_series(1, %[2]d - 1) AS i WHERE key = 'expired-0'`, table, n),
-		fmt.Sprintf(`UPDATE %s SET ttl = 86400000000000, written_at = written_at - interval '2 days', sweep_at = written_at - interval '1 day' WHERE key LIKE 'expired-%%'`, table),
+		SELECT 'expired-' || i, 'expired' || i || '.1', status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, 86400000000000, written_at - interval '2 days', written_at - interval '1 day'
+		FROM %[1]s, generate_series(0, %[2]d - 1) AS i WHERE key = 'model-0'`, table, n),
+		`DELETE FROM `+table+` WHERE key = 'model-0'`,
 		`VACUUM ANALYZE `+table)
 	s.stored = func(t testing.TB) (n int) {
 		if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM `+table).Scan(&n); err != nil {
@@ -242,9 +279,12 @@ func claiming(t testing.TB, s storage, workers int) (stop func() int) {
 // 200,000 expired records among live ones, swept by two janitors at once beside
 // claims: the batches are bounded, each record is deleted once, and nothing else is.
 func TestSweepOfALargeStorage(t *testing.T) {
-	t.Run("bolt", func(t *testing.T) { sweepTwice(t, boltStorage(t, many()), 8) })
-	// Where writes delete expired records as well, the sum is exact without them.
-	t.Run("bolt alone", func(t *testing.T) { sweepTwice(t, boltStorage(t, many()), 0) })
+	t.Run("bolt", func(t *testing.T) {
+		file := boltFile(t, many())
+		t.Run("beside claims", func(t *testing.T) { sweepTwice(t, boltStorage(t, file, many()), 8) })
+		// Writes delete expired records as well: the sum is exact without them.
+		t.Run("alone", func(t *testing.T) { sweepTwice(t, boltStorage(t, file, many()), 0) })
+	})
 	t.Run("postgres", func(t *testing.T) { sweepTwice(t, postgresStorage(t, many()), 8) })
 	// Redis deletes what is expired by itself: there is nothing to sweep.
 	t.Run("redis", func(t *testing.T) { sweepTwice(t, redisStorage(t, 20_000, time.Millisecond), 8) })
@@ -319,8 +359,8 @@ func sweepTwice(t *testing.T, s storage, workers int) {
 // Two janitors at once recover each claim once, on every storage and in every scope.
 func TestRecoveryOnEachStorage(t *testing.T) {
 	for name, storageOf := range map[string]func(t *testing.T) storage{
-		"bolt":     func(t *testing.T) storage { return boltStorage(t, 0) },
-		"postgres": func(t *testing.T) storage { return postgresStorage(t, 1) },
+		"bolt":     func(t *testing.T) storage { return boltStorage(t, boltFile(t, 0), 0) },
+		"postgres": func(t *testing.T) storage { return postgresStorage(t, 0) },
 		"redis":    func(t *testing.T) storage { return redisStorage(t, 0, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
