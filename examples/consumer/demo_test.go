@@ -22,15 +22,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	code := m.Run()
-	testpg.Stop()
-	if code == 0 {
-		if err := goleak.Find(goleak.IgnoreTopFunction("testing.(*M).startAlarm")); err != nil {
-			println(err.Error())
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(m)
 }
 
 // Every order published twice, and a consumer killed ten times in the middle of its
@@ -48,10 +40,8 @@ func TestTenThousandOrdersKilledTenTimes(t *testing.T) {
 
 // The same with three consumers at once on one PostgreSQL.
 func TestConsumersOnPostgresKilled(t *testing.T) {
-	url, schema := testpg.Schema(t)
-	url = testpg.With(url, "search_path", schema)
 	runDemo(t, settings{
-		ledger:  url,
+		ledger:  testpg.New(t).URL(),
 		orders:  2_000,
 		workers: 4,
 		ackWait: 2 * time.Second,

@@ -14,11 +14,8 @@ import (
 // has left both behind, and one that has lost its claim neither.
 func TestEntryAndRecordCommitTogether(t *testing.T) {
 	for name, at := range map[string]func(t *testing.T) string{
-		"bolt": func(t *testing.T) string { return filepath.Join(testenv.Dir(t), "ledger") },
-		"postgres": func(t *testing.T) string {
-			url, schema := testpg.Schema(t)
-			return testpg.With(url, "search_path", schema)
-		},
+		"bolt":     func(t *testing.T) string { return filepath.Join(testenv.Dir(t), "ledger") },
+		"postgres": func(t *testing.T) string { return testpg.New(t).URL() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
