@@ -17,12 +17,13 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // What idem pulls into a program is the standard library. The same goes for the
-// suite that backends of others import.
+// suites that others import.
 func TestImportsTheStandardLibraryOnly(t *testing.T) {
 	const module = "github.com/idem-go/idem"
 	allowed := map[string]string{
 		".":                 "",
 		"./conformancetest": module,
+		"./idemtest":        module,
 		"./backend/memory":  module,
 		"./janitor":         module,
 	}

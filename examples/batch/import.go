@@ -27,6 +27,7 @@ type importer struct {
 	db      *bbolt.DB
 	backend *bolt.Backend
 	store   *idem.Store
+	add     func(entries *bbolt.Bucket, p payment) (idem.Result, error) // addEntry, but for tests
 }
 
 func openLedger(path string) (*importer, error) {
@@ -34,7 +35,7 @@ func openLedger(path string) (*importer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the ledger %s: %w (is another import running?)", path, err)
 	}
-	im := &importer{db: db}
+	im := &importer{db: db, add: addEntry}
 	if im.backend, err = bolt.New(db, nil); err == nil {
 		// A week, since a file may be sent again after a long weekend.
 		im.store, err = idem.New(im.backend, &idem.Options{Scope: "payments", Retention: idem.MaxRetention})
@@ -140,7 +141,7 @@ func (im *importer) book(ctx context.Context, batch []row) (report, error) {
 		store := im.store.With(im.backend.WithTx(tx))
 		for _, r := range batch {
 			out, err := store.Do(ctx, r.key(), r.fingerprint(), func(context.Context, *idem.Claim) (idem.Result, error) {
-				return addEntry(entries, r.payment)
+				return im.add(entries, r.payment)
 			})
 			switch {
 			case errors.Is(err, idem.ErrMismatch):

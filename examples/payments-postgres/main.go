@@ -72,7 +72,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 
 // serve serves until ctx is done, and then finishes the requests at hand.
 func serve(ctx context.Context, pool *pgxpool.Pool, addr string, stdout io.Writer) error {
-	handler, err := newService(ctx, pool)
+	handler, err := newService(ctx, pool, charge)
 	if err != nil {
 		return err
 	}

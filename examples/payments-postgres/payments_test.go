@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func TestTheBooksBalance(t *testing.T) {
 	proxy := faultproxy.New(t, server.Addr())
 	through.Host = proxy.Addr()
 	pool, direct := connect(t, through.String()), connect(t, server.URL())
-	handler, err := newService(ctx, pool)
+	handler, err := newService(ctx, pool, charge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func TestTheAuditNoticesADoubleCharge(t *testing.T) {
 	ctx := context.Background()
 	server := testpg.New(t)
 	pool := connect(t, server.URL())
-	if _, err := newService(ctx, pool); err != nil {
+	if _, err := newService(ctx, pool, charge); err != nil {
 		t.Fatal(err)
 	}
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -80,7 +81,7 @@ func TestAnswers(t *testing.T) {
 	ctx := context.Background()
 	server := testpg.New(t)
 	pool := connect(t, server.URL())
-	handler, err := newService(ctx, pool)
+	handler, err := newService(ctx, pool, charge)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +143,7 @@ func TestServeAndLoad(t *testing.T) {
 	}
 }
 
-func connect(t *testing.T, url string) *pgxpool.Pool {
+func connect(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(context.Background(), url)
 	if err != nil {
@@ -150,4 +151,32 @@ func connect(t *testing.T, url string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// OP-2: each attempt of a charge is sent with the key of the first one.
+func TestOP2_RetriesHaveTheSameKey(t *testing.T) {
+	var mu sync.Mutex
+	attempts := map[string]int{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := r.Header.Get("Idempotency-Key")
+		mu.Lock()
+		attempts[key]++
+		n := attempts[key]
+		mu.Unlock()
+		if n < 2*duplicates { // each of those who send it has to come again
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	}))
+	t.Cleanup(server.Close)
+	client := &http.Client{}
+	t.Cleanup(client.CloseIdleConnections)
+	l := &loader{client: client, url: server.URL}
+	for range 2 {
+		l.charge(t.Context())
+	}
+	if len(attempts) != 2 || attempts[""] > 0 || l.failed.Load() == 0 || l.charged.Load() != 2 {
+		t.Errorf("2 charges were sent with the keys and numbers of attempts %v; %d charged, %d failed", attempts, l.charged.Load(), l.failed.Load())
+	}
 }

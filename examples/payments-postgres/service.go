@@ -27,7 +27,11 @@ type chargeRequest struct {
 type service struct {
 	backend *postgres.Backend
 	store   *idem.Store
+	charge  chargeFunc
 }
+
+// A chargeFunc carries out a charge in a transaction.
+type chargeFunc func(ctx context.Context, tx pgx.Tx, request chargeRequest) (idem.Result, error)
 
 // schema has the accounts and the book of charges. The business tables know
 // nothing of idempotency.
@@ -35,7 +39,7 @@ const schema = `
 CREATE TABLE IF NOT EXISTS accounts (id int PRIMARY KEY, cents bigint NOT NULL CHECK (cents >= 0));
 CREATE TABLE IF NOT EXISTS charges (account int NOT NULL REFERENCES accounts, cents bigint NOT NULL, at timestamptz NOT NULL DEFAULT now())`
 
-func newService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
+func newService(ctx context.Context, pool *pgxpool.Pool, charge chargeFunc) (http.Handler, error) {
 	backend, err := postgres.New(pool, nil)
 	if err != nil {
 		return nil, err
@@ -51,7 +55,7 @@ func newService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /charges", &service{backend, store})
+	mux.Handle("POST /charges", &service{backend, store, charge})
 	return mux, nil
 }
 
@@ -73,7 +77,7 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	out, err := s.backend.Do(r.Context(), s.store, r.Header.Get("Idempotency-Key"), fingerprint,
 		func(ctx context.Context, tx pgx.Tx, _ *idem.Claim) (idem.Result, error) {
-			return charge(ctx, tx, request)
+			return s.charge(ctx, tx, request)
 		})
 	if err != nil {
 		refuse(w, err)
