@@ -38,6 +38,7 @@ type bench struct {
 
 func newBench(t *testing.T, ackWait time.Duration) *bench {
 	t.Helper()
+	t.Parallel() // most of the time these tests wait for deadlines of the broker
 	dir := testenv.Dir(t)
 	broker, err := startBroker("127.0.0.1", -1, dir)
 	if err != nil {

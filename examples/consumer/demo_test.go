@@ -52,6 +52,9 @@ func TestConsumersOnPostgresKilled(t *testing.T) {
 
 func runDemo(t *testing.T, s settings) {
 	t.Helper()
+	if testing.Short() {
+		s.orders, s.kills = s.orders/10, 3
+	}
 	t.Setenv("TMPDIR", testenv.Dir(t)) // for what the broker stores
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
