@@ -4,7 +4,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 BIN := $(CURDIR)/bin
 
 # Modules of their own inside this one keep what only they need out of its go.mod.
-NESTED := $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
+NESTED := $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod */*/*/go.mod))
 
 .DEFAULT_GOAL := help
 
@@ -15,7 +15,7 @@ help: ## list the targets
 .PHONY: test
 test: ## all tests of all modules, with the race detector and in random order, and the few that go without it
 	go test -race -shuffle=on ./...
-	go test -run 'Allocations|CollidingHashes' ./...
+	go test -run 'Allocations|CollidingHashes|^TestStorm$$' ./...
 	@set -e; for dir in $(NESTED); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
 
 .PHONY: short
@@ -23,8 +23,8 @@ short: ## the tests without their long runs
 	go test -short -shuffle=on ./...
 
 .PHONY: bench
-bench: ## benchmarks of the root package, the backends and the janitor, for benchstat
-	go test -run '^$$' -bench . -benchmem . ./backend/... ./janitor
+bench: ## benchmarks of the root package, the backends, the janitor and HTTP, for benchstat
+	go test -run '^$$' -bench . -benchmem . ./backend/... ./janitor ./idemhttp
 
 .PHONY: ratios
 ratios: ## each backend against its raw engine and a naive program, side by side (20 minutes, 4 GB of disk)

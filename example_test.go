@@ -291,6 +291,27 @@ func ExampleStore_Lookup() {
 	// in-progress completed 201 absent
 }
 
+// A person wants his data gone before the retention ends. The operation still runs
+// once.
+func ExampleStore_Erase() {
+	ctx := context.Background()
+	store, _ := idem.New(memory.New(), nil)
+	register := func(context.Context, *idem.Claim) (idem.Result, error) {
+		fmt.Println("registered")
+		return idem.Result{Code: 201, Body: []byte("Ada Lovelace, London")}, nil
+	}
+	first, _ := store.Do(ctx, "registration-1", idem.Fingerprint{}, register)
+	fmt.Println(first.Result.Code, string(first.Result.Body))
+	fmt.Println(store.Erase(ctx, "registration-1"))
+	again, _ := store.Do(ctx, "registration-1", idem.Fingerprint{}, register)
+	fmt.Println(again.Result.Code, string(again.Result.Body), again.Replayed, again.Result.Omitted)
+	// Output:
+	// registered
+	// 201 Ada Lovelace, London
+	// <nil>
+	// 201  true true
+}
+
 // Count what duplicates do.
 func ExampleOptions_observe() {
 	replays := 0

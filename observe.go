@@ -10,7 +10,7 @@ import (
 // well as the operations they consist of. Those in a transaction are reported when
 // they end, which is before the commit; Do, after it.
 type Event struct {
-	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "wait", "do" or "run"
+	Op  string // "begin", "complete", "release", "abandon", "extend", "checkpoint", "lookup", "resolve", "forget", "reclaim", "erase", "wait", "do" or "run"
 	Key string // as it was given to the Store
 
 	// Scope has the levels of the Store's scope joined by U+001F, as they are

@@ -125,7 +125,7 @@ type Result struct {
 
 	// Omitted tells that the body was larger than Options.MaxResult and is not
 	// stored; the operation is done all the same. Meta is left out as well if
-	// it is larger than that by itself.
+	// it is larger than that by itself. Store.Erase leaves both out.
 	Omitted bool
 }
 

@@ -27,17 +27,17 @@ import (
 //	lapsed2  attempt 2, lease over        done2    completed by attempt 2 (r1)
 //	gone     completed, but expired
 const stateTable = `
-         | begin A          | begin B       | complete r1    | complete r2    | release        | abandon        | extend        | checkpoint    | resolve r1     | resolve r2     | forget         | reclaim
-absent   | claim > run1     | claim > run1  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
-gone     | claim > run1     | claim > run1  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
-free     | claim > run2     | claim > run2  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
-run      | busy             | mismatch      | ok > done1 r1  | ok > done1 r2  | ok > free1     | ok > left1     | ok > run1     | ok > run1     | busy           | busy           | busy           | busy
-lapsed   | takeover > run2  | mismatch      | ok > done1 r1  | ok > done1 r2  | ok > free1     | ok > left1     | ok > run1     | ok > run1     | ok > done1 r1  | ok > done1 r2  | ok > free1     | takeover > run2
-left     | takeover > run2  | mismatch      | ok > done1 r1  | ok > done1 r2  | ok             | ok             | ok > run1     | ok > run1     | ok > done1 r1  | ok > done1 r2  | ok > free1     | takeover > run2
-done     | replay           | mismatch      | ok             | completed      | ok             | ok             | lost          | lost          | ok             | completed      | completed      | completed
-run2     | busy             | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
-lapsed2  | takeover > run3  | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
-done2    | replay           | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost
+         | begin A          | begin B       | complete r1    | complete r2    | release        | abandon        | extend        | checkpoint    | resolve r1     | resolve r2     | forget         | reclaim         | erase
+absent   | claim > run1     | claim > run1  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | ok
+gone     | claim > run1     | claim > run1  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | ok
+free     | claim > run2     | claim > run2  | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | ok
+run      | busy             | mismatch      | ok > done1 r1  | ok > done1 r2  | ok > free1     | ok > left1     | ok > run1     | ok > run1     | busy           | busy           | busy           | busy            | busy
+lapsed   | takeover > run2  | mismatch      | ok > done1 r1  | ok > done1 r2  | ok > free1     | ok > left1     | ok > run1     | ok > run1     | ok > done1 r1  | ok > done1 r2  | ok > free1     | takeover > run2 | unresolved
+left     | takeover > run2  | mismatch      | ok > done1 r1  | ok > done1 r2  | ok             | ok             | ok > run1     | ok > run1     | ok > done1 r1  | ok > done1 r2  | ok > free1     | takeover > run2 | unresolved
+done     | replay           | mismatch      | ok             | completed      | ok             | ok             | lost          | lost          | ok             | completed      | completed      | completed       | ok > erased1
+run2     | busy             | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | busy
+lapsed2  | takeover > run3  | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | unresolved
+done2    | replay           | mismatch      | lost           | lost           | ok             | ok             | lost          | lost          | lost           | lost           | lost           | lost            | ok > erased2
 `
 
 var (
@@ -180,6 +180,8 @@ func ask(t *testing.T, s *idem.Store, c *idem.Claim, call string) string {
 		err = s.Forget(ctx, "k", 1)
 	case "reclaim":
 		granted, err = s.Reclaim(ctx, "k", 1)
+	case "erase":
+		err = s.Erase(ctx, "k")
 	default:
 		t.Fatalf("unknown call %q", call)
 	}
@@ -246,6 +248,8 @@ func describe(r idem.Record) string {
 		return fmt.Sprintf("run%d", r.Attempt)
 	case r.Status == idem.Released:
 		return fmt.Sprintf("free%d", r.Attempt)
+	case r.Status == idem.Completed && r.Result.Omitted:
+		return fmt.Sprintf("erased%d", r.Attempt)
 	case r.Status == idem.Completed:
 		return fmt.Sprintf("done%d %s", r.Attempt, r.Result.Body)
 	}

@@ -17,6 +17,7 @@ const (
 var retentionCases = []testCase{
 	{name: "RT-4/FromCompletion", rule: ruleRetention, timed: true, run: storyRetention},
 	{name: "RT-4/ClaimOutlivesLease", rule: ruleRetention, timed: true, run: storySlowClaim},
+	{name: "Erase", rule: "Erase takes the answer out of a completed record; the record goes on to keep duplicates away, until it would have expired anyway.", timed: true, run: storyErase},
 	{name: "RT-1/SweepBesideClaims", rule: ruleSweeps, timed: true, run: storySweepBesideClaims},
 	{name: "RT-1/SweepBesideExtend", rule: ruleSweeps, run: storySweepBesideExtend},
 	{name: "PE-4/SweepBesideReclaims", rule: "Sweep beside new claims of expired keys never makes two owners.", timed: true, run: storySweepRace},
@@ -55,6 +56,45 @@ func storyRetention(e *env) {
 		e.errorf("Begin after the retention gave attempt %d, takeover %v, fence %d after %d", c.Attempt, c.Takeover, c.Fence, first.Fence)
 	}
 	e.is("Complete by the first holder", stores[0].Complete(e.ctx, first, text("done")), idem.ErrLost)
+}
+
+// storyErase erases answers, twice each, and half of them again later: all
+// records expire when they would have expired.
+func storyErase(e *env) {
+	stores := e.stores(2)
+	keys := []string{"a", "b", "c", "d"}
+	answer := idem.Result{Code: 201, Meta: map[string]string{"mail": "ada@example.org"}, Body: []byte("Ada")}
+	var before [4]idem.Record
+	completed := e.clock.during(func() {
+		for i, key := range keys {
+			e.done(stores[0], key, payload, answer)
+			before[i] = e.lookup(stores[0], key)
+		}
+	})
+	e.clock.pass(10 * time.Hour)
+	bare := idem.Result{Code: 201, Omitted: true}
+	for i, key := range keys {
+		e.is("Erase", stores[i%2].Erase(e.ctx, key), nil)
+		got := e.lookup(stores[1], key)
+		want := before[i]
+		want.Token, want.Result, want.TTL, want.Age = got.Token, bare, got.TTL, got.Age
+		e.want("Lookup after Erase", got, want)
+		e.is("Erase again", stores[0].Erase(e.ctx, key), nil)
+		e.want("the token after a second Erase", idem.Record{Token: e.lookup(stores[0], key).Token}, idem.Record{Token: got.Token})
+		e.stillReplayed(stores[1], key, completed, bare)
+		e.refused(stores[1], key, otherPayload, idem.ErrMismatch)
+	}
+	e.clock.pass(10 * time.Hour)
+	e.sweep(100)
+	for _, key := range keys {
+		e.stillReplayed(stores[0], key, completed, bare)
+	}
+	e.clock.pass(5 * time.Hour)
+	for _, key := range keys {
+		e.want("Lookup after the retention", e.lookup(stores[1], key), idem.Record{})
+	}
+	e.sweepAll(1, 100) // leaves none of the expired
+	e.claim(stores[0], "a", otherPayload)
 }
 
 // storySlowClaim completes a claim long after its lease, which nobody has

@@ -407,16 +407,15 @@ func (b *Backend) Sweep(ctx context.Context, limit int) (n int, err error) {
 	return n, nil
 }
 
-// sweepable reports whether a log begins with an expired record.
+// sweepable reports whether there is an expired record.
 func (c *core) sweepable(ctx context.Context) (due bool, err error) {
 	err = c.view(ctx, func(t table) error {
 		return t.eachLog(func(name logName, log *bbolt.Bucket) error {
-			k, v := log.Cursor().First()
-			if k == nil || due {
+			if due {
 				return nil
 			}
-			at, err := t.place(name, k, v)
-			due = err == nil && c.expired(v, at)
+			_, v, err := t.due(name, log, 0, behind)
+			due = v != nil
 			return err
 		})
 	})
@@ -425,8 +424,12 @@ func (c *core) sweepable(ctx context.Context) (due bool, err error) {
 
 // expired reports whether a stored record, which has been verified, is expired.
 func (c *core) expired(v []byte, at place) bool {
-	age := max(0, c.clock.read()-stampOf(v))
-	return idem.Record{TTL: at.log.ttl(), Age: time.Duration(age)}.Expired()
+	return idem.Record{TTL: ttlOf(v, at), Age: c.age(v)}.Expired()
+}
+
+// age returns the age of a stored record, which has been verified.
+func (c *core) age(v []byte) time.Duration {
+	return time.Duration(max(0, c.clock.read()-stampOf(v)))
 }
 
 // view runs fn in a read transaction.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
+	"math/bits"
 	"time"
 
 	"github.com/idem-go/idem"
@@ -22,6 +24,7 @@ import (
 //	    "head"                             see type head
 //	"idem", NUL, 'p' and a TTL of 8 bytes  log of records in progress
 //	"idem", NUL, 'd' and a TTL of 8 bytes  log of records completed or released
+//	"idem", NUL, 'P' or 'D' and a TTL      the same of records whose TTL is up to that
 //	    number of 8 bytes                  a record, see record.go
 //
 // All of them are at the top: a level more would be a page more in each commit.
@@ -40,6 +43,12 @@ import (
 // it meets a record that is not expired. Each write deletes an expired record as
 // well, if there is one, which keeps the list of free pages short.
 //
+// Programs use few TTLs, of whole seconds, and each has logs of its own. What is left
+// of a TTL can be anything, when a record is erased, or was moved here from another
+// storage. Such records have their TTL with them, and the log is that of the next
+// of 32 steps between two powers of two. There a sweep also looks behind records
+// that are not expired, as far as an expired one can be.
+//
 // The head counts the writes and the records and sums up their checksums. So a
 // reader knows whether its index is that of the transaction it reads, and what
 // has been written since; and opening the file notices a record that is missing
@@ -54,6 +63,9 @@ const logNameLen = 1 + 8
 const (
 	logInProgress = 'p'
 	logDone       = 'd'
+
+	mixedInProgress = 'P'
+	mixedDone       = 'D'
 )
 
 // A logName is the name of a log, without that of the storage.
@@ -65,13 +77,53 @@ func logOf(r idem.Record) logName {
 	if r.Status == idem.InProgress {
 		name[0] = logInProgress
 	}
-	binary.BigEndian.PutUint64(name[1:], uint64(r.TTL))
+	ttl := r.TTL
+	if step := mixedTTL(ttl); ttl%time.Second != 0 && step != ttl {
+		ttl = step
+		name[0] = mixedDone
+		if r.Status == idem.InProgress {
+			name[0] = mixedInProgress
+		}
+	}
+	binary.BigEndian.PutUint64(name[1:], uint64(ttl))
 	return name
 }
 
+// mixedTTL returns the TTL of the log for records with a TTL of their own, which is
+// at most a 32nd more.
+func mixedTTL(ttl time.Duration) time.Duration {
+	if ttl <= 32 {
+		return ttl
+	}
+	step := uint64(1) << (bits.Len64(uint64(ttl)) - 6)
+	up := (uint64(ttl) + step - 1) / step * step
+	return time.Duration(min(up, math.MaxInt64))
+}
+
+// known reports whether n is what a log is called.
+func (n logName) known() bool {
+	switch n[0] {
+	case logInProgress, logDone, mixedInProgress, mixedDone:
+		return true
+	}
+	return false
+}
+
+// ttl returns the TTL of the log's records, or the longest if it is mixed.
 func (n logName) ttl() time.Duration { return time.Duration(binary.BigEndian.Uint64(n[1:])) }
 
-func (n logName) inProgress() bool { return n[0] == logInProgress }
+// shortest returns a TTL that all records of the log have at least.
+func (n logName) shortest() time.Duration {
+	if n.mixed() {
+		return n.ttl() - n.ttl()/16
+	}
+	return n.ttl()
+}
+
+func (n logName) inProgress() bool { return n[0] == logInProgress || n[0] == mixedInProgress }
+
+// mixed reports whether each record of the log has a TTL of its own.
+func (n logName) mixed() bool { return n[0] == mixedInProgress || n[0] == mixedDone }
 
 // String returns the name as messages show it.
 func (n logName) String() string { return fmt.Sprintf("%c/%v", n[0], n.ttl()) }

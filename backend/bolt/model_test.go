@@ -78,6 +78,9 @@ func (m *modelRun) swap(b idem.Backend, model *model) {
 	r := randomRecord(m.rnd)
 	r.Token = strconv.Itoa(m.tokens) + ".1"
 	r.TTL = time.Duration(m.rnd.IntN(4)) * time.Hour
+	if m.rnd.IntN(2) == 0 { // into a mixed log
+		r.TTL += time.Duration(m.rnd.Int64N(int64(time.Hour)))
+	}
 	old := ""
 	switch m.rnd.IntN(4) {
 	case 0, 1:

@@ -27,10 +27,11 @@ import (
 //	checkpoint   length and bytes
 //	body         length and bytes
 //	meta         number of pairs; each name and value, length and bytes
+//	TTL          8 bytes, nanoseconds, in a mixed log; see layout.go
 //	checksum     4 bytes, CRC-32C
 //
-// Integers are big-endian, lengths and numbers are uvarints. The TTL is in the
-// name of the log that the record is in. The checksum covers the log's name, the
+// Integers are big-endian, lengths and numbers are uvarints. Where the log is not
+// mixed, the TTL is in its name. The checksum covers the log's name, the
 // record's number in it and everything before the checksum, so that a record
 // which turns up in another place is damage too.
 const (
@@ -45,6 +46,7 @@ const (
 	fingerprintAt = fenceAt + 8
 	keyAt         = fingerprintAt + 32
 
+	ttlLen      = 8
 	checksumLen = 4
 )
 
@@ -61,7 +63,7 @@ func encode(key string, r idem.Record) ([]byte, error) {
 	case r.Status < idem.InProgress || r.Status > idem.Released:
 		return nil, fmt.Errorf("the record has the unknown status %d", uint8(r.Status))
 	}
-	n := keyAt + len(key) + len(r.Token) + len(r.Checkpoint) + len(r.Result.Body) + checksumLen + 8*binary.MaxVarintLen32
+	n := keyAt + len(key) + len(r.Token) + len(r.Checkpoint) + len(r.Result.Body) + ttlLen + checksumLen + 8*binary.MaxVarintLen32
 	for name, value := range r.Result.Meta {
 		n += len(name) + len(value) + 2*binary.MaxVarintLen32
 	}
@@ -86,6 +88,9 @@ func encode(key string, r idem.Record) ([]byte, error) {
 	for name, value := range r.Result.Meta {
 		v = appendBytes(v, name)
 		v = appendBytes(v, value)
+	}
+	if logOf(r).mixed() {
+		v = binary.BigEndian.AppendUint64(v, uint64(r.TTL))
 	}
 	return append(v, 0, 0, 0, 0), nil
 }
@@ -123,8 +128,18 @@ func verify(v []byte, at place) error {
 		return fmt.Errorf("it has the format %d, this program knows %d", v[0], formatVersion)
 	case storedChecksum(v) != checksum(v, at):
 		return errors.New("its checksum is wrong")
+	case at.log.mixed() && (len(v) < keyAt+ttlLen+checksumLen || mixedTTL(ttlOf(v, at)) != at.log.ttl()):
+		return errors.New("its TTL is not one of the log's")
 	}
 	return nil
+}
+
+// ttlOf returns the TTL of a stored record that has been verified.
+func ttlOf(v []byte, at place) time.Duration {
+	if at.log.mixed() {
+		return time.Duration(binary.BigEndian.Uint64(v[len(v)-checksumLen-ttlLen:]))
+	}
+	return at.log.ttl()
 }
 
 // keyOf returns the key of a stored record, within v, or nil if there is none.
@@ -158,11 +173,15 @@ func decode(v []byte, at place, now int64) (idem.Record, error) {
 	if err := verify(v, at); err != nil {
 		return idem.Record{}, err
 	}
-	d := decoder{rest: v[keyAt : len(v)-checksumLen]}
+	end := len(v) - checksumLen
+	if at.log.mixed() {
+		end -= ttlLen
+	}
+	d := decoder{rest: v[keyAt:end]}
 	r := idem.Record{
 		Status: idem.Status(v[statusAt]),
 		Fence:  int64(binary.BigEndian.Uint64(v[fenceAt:])),
-		TTL:    at.log.ttl(),
+		TTL:    ttlOf(v, at),
 		Age:    time.Duration(max(0, now-stampOf(v))),
 	}
 	copy(r.Fingerprint[:], v[fingerprintAt:])

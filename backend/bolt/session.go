@@ -288,7 +288,7 @@ func (s *session) remove(v []byte, at place, hash uint64) error {
 
 // sweep deletes expired records from the fronts of the logs, at most limit, and
 // the logs that it empties.
-func (s *session) sweep(limit int) (n int, err error) {
+func (s *session) sweep(limit int, how thoroughness) (n int, err error) {
 	var names []logName
 	err = s.eachLog(func(name logName, _ *bbolt.Bucket) error {
 		names = append(names, name)
@@ -298,7 +298,7 @@ func (s *session) sweep(limit int) (n int, err error) {
 		return 0, err
 	}
 	for _, name := range names {
-		swept, err := s.sweepLog(name, limit-n)
+		swept, err := s.sweepLog(name, limit-n, how)
 		n += swept
 		if err != nil || n >= limit {
 			return n, err
@@ -307,7 +307,7 @@ func (s *session) sweep(limit int) (n int, err error) {
 	return n, nil
 }
 
-func (s *session) sweepLog(name logName, limit int) (n int, err error) {
+func (s *session) sweepLog(name logName, limit int, how thoroughness) (n int, err error) {
 	l, err := s.open(name)
 	if err != nil {
 		return 0, err
@@ -316,16 +316,12 @@ func (s *session) sweepLog(name logName, limit int) (n int, err error) {
 	// deletion.
 	var next uint64
 	for n < limit {
-		k, v := l.bucket.Cursor().Seek(seqKey(next))
-		if k == nil {
-			break
-		}
-		at, err := s.place(name, k, v)
+		at, v, err := s.due(name, l.bucket, next, how)
 		if err != nil {
 			return n, err
 		}
-		if !s.c.expired(v, at) {
-			return n, nil
+		if v == nil {
+			break
 		}
 		if err := s.remove(v, at, s.c.index.hashBytes(keyOf(v))); err != nil {
 			return n, err

@@ -57,7 +57,7 @@ func (t table) eachLog(fn func(name logName, log *bbolt.Bucket) error) error {
 	cur := t.tx.Cursor()
 	for k, _ := cur.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = cur.Next() {
 		var name logName
-		if copy(name[:], k[len(prefix):]) != logNameLen || len(k) != len(prefix)+logNameLen || name[0] != logInProgress && name[0] != logDone {
+		if copy(name[:], k[len(prefix):]) != logNameLen || len(k) != len(prefix)+logNameLen || !name.known() {
 			return t.c.corrupt("it has a bucket %q, which no log is called", k)
 		}
 		if err := fn(name, t.tx.Bucket(k)); err != nil {
@@ -96,6 +96,34 @@ func (t table) place(log logName, k, v []byte) (place, error) {
 		return at, t.c.corrupt("%v, with the key %q: %v", at, keyOf(v), err)
 	}
 	return at, nil
+}
+
+// A thoroughness says how far a sweep looks.
+type thoroughness int
+
+const (
+	front  thoroughness = iota // up to the first record that is not expired
+	behind                     // in a mixed log as far as a record can be expired
+)
+
+// due returns the first expired record of a log from the number from on, or no
+// bytes.
+func (t table) due(name logName, log *bbolt.Bucket, from uint64, how thoroughness) (at place, v []byte, err error) {
+	cur := log.Cursor()
+	for k, v := cur.Seek(seqKey(from)); k != nil; k, v = cur.Next() {
+		at, err := t.place(name, k, v)
+		if err != nil {
+			return at, nil, err
+		}
+		age := t.c.age(v)
+		if age >= ttlOf(v, at) {
+			return at, v, nil
+		}
+		if how == front || age < name.shortest() {
+			break
+		}
+	}
+	return place{}, nil, nil
 }
 
 // fetch returns the stored record at a place, valid within the transaction, or

@@ -116,7 +116,7 @@ func (b *binding) swap(ctx context.Context, w *write) error {
 		if w.present, w.swapped, err = s.swap(w); err != nil || !w.swapped {
 			return err
 		}
-		if _, err := s.sweep(1); err != nil {
+		if _, err := s.sweep(1, front); err != nil {
 			if _, half := errors.AsType[*brokenError](err); half {
 				return err
 			}
@@ -138,7 +138,7 @@ func (b *binding) sweep(_ context.Context, limit int) (n int, err error) {
 		if err != nil {
 			return err
 		}
-		if n, err = s.sweep(max(0, limit)); err != nil {
+		if n, err = s.sweep(max(0, limit), behind); err != nil {
 			return err
 		}
 		return s.flush()

@@ -244,7 +244,7 @@ func (c *core) applyAll(tx *bbolt.Tx, batch *[]*write) error {
 	}
 	// Expired records go at the rate at which new ones come. Whether that
 	// succeeds is no concern of these callers, unless the transaction suffers.
-	if _, err := s.sweep(int(s.head.seq - s.seq)); err != nil {
+	if _, err := s.sweep(int(s.head.seq-s.seq), front); err != nil {
 		if _, half := errors.AsType[*brokenError](err); half {
 			return err
 		}
@@ -261,7 +261,7 @@ func (s *session) apply(w *write) error {
 	case w.ctx.Err() != nil:
 		err = s.c.gaveUp(w.ctx, "waiting for the writer")
 	case w.sweep > 0:
-		w.swept, err = s.sweep(w.sweep)
+		w.swept, err = s.sweep(w.sweep, behind)
 	default:
 		w.present, w.swapped, err = s.swap(w)
 	}

@@ -18,11 +18,13 @@ const (
 	// lookAt bounds how many records one call of List looks at, so that a query
 	// that few of them match does not keep a connection busy for long.
 	lookAt = 10_000
+	// lookPerEntry bounds the same for a query with a filter and a small limit.
+	lookPerEntry = 4
 )
 
 // List implements [idem.Lister], in the order of the keys. A call looks at 10,000
-// records at most; a listing of few among many goes through the whole table in
-// such steps.
+// records at most, and with a small limit at four for each entry of it; a listing of
+// few among many goes through the whole table in such steps.
 func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, "", fmt.Errorf("postgres: list: %w", err)
@@ -40,8 +42,14 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 		limit = listLimit
 	}
 	limit = min(limit, lookAt)
+	// What is looked at costs time whether it is returned or not: in small pages no
+	// more than they are likely to need.
+	atMost := limit
+	if q.Status != 0 || q.Lapsed {
+		atMost = min(lookAt, lookPerEntry*limit)
+	}
 	from, to := keyRange(q.Prefix)
-	args := []any{after, from, to, int64(lookAt), int64(limit), int64(q.Status), q.Lapsed}
+	args := []any{after, from, to, int64(atMost), int64(limit), int64(q.Status), q.Lapsed}
 
 	var entries []idem.Entry
 	var looked int64
@@ -76,7 +84,7 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 	switch {
 	case len(entries) == limit:
 		next = entries[limit-1].Key
-	case looked == lookAt:
+	case looked == int64(atMost):
 		next = *last
 	}
 	if next != "" {

@@ -71,12 +71,41 @@ SELECT c.relkind::text, c.relpersistence::text, coalesce(obj_description(c.oid, 
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = $1::text AND c.relname = $2::text`
 
-// errNoTable means that there is nothing of the table's name.
-var errNoTable = errors.New("there is no such table")
+// What Check and Migrate find instead of the table.
+var (
+	// ErrNoTable means that there is nothing of the table's name.
+	ErrNoTable = errors.New("there is no such table")
 
-// check returns nil if the table is as this package needs it, errNoTable, or
-// what is wrong with it.
-func (b *Backend) check(ctx context.Context, s session) error {
+	// ErrOtherTable means that what has the table's name is not as this version of
+	// the package needs it.
+	ErrOtherTable = errors.New("the table is not as it has to be")
+)
+
+// Check looks whether the server and the table are as this package needs them, and
+// changes nothing. Besides [ErrNoTable] and [ErrOtherTable] it returns an error
+// if the server cannot be asked, is too old or is a standby.
+func (b *Backend) Check(ctx context.Context) error {
+	const what = "check"
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("postgres: %s: %w", what, err)
+	}
+	err := b.src.with(ctx, func(s session) error { return b.check(ctx, s, what) })
+	if errors.Is(err, ErrNoTable) {
+		return fmt.Errorf("postgres: %s: %w: %s; call Migrate, or run the SQL of Schema", what, ErrNoTable, b.table)
+	}
+	return b.explained(ctx, what, err)
+}
+
+// check returns nil if server and table are as this package needs them, ErrNoTable
+// as it is, or what is wrong with them.
+func (b *Backend) check(ctx context.Context, s session, what string) error {
+	if err := fits(ctx, s, what); err != nil {
+		return err
+	}
+	return b.checkTable(ctx, s, what)
+}
+
+func (b *Backend) checkTable(ctx context.Context, s session, what string) error {
 	found := false
 	var kind, persistence, comment, columns string
 	var unique bool
@@ -92,11 +121,11 @@ func (b *Backend) check(ctx context.Context, s session) error {
 	unknown := slices.DeleteFunc(slices.Clone(has), func(c string) bool { return slices.Contains(shape, c) })
 	version, versioned := strings.CutPrefix(comment, versionMark)
 	wrong := func(format string, args ...any) error {
-		return fmt.Errorf("postgres: migrate: the table %s %s; it was not changed", b.table, fmt.Sprintf(format, args...))
+		return fmt.Errorf("postgres: %s: %w: %s %s; it was not changed", what, ErrOtherTable, b.table, fmt.Sprintf(format, args...))
 	}
 	switch {
 	case !found:
-		return errNoTable
+		return ErrNoTable
 	case kind != "r" && kind != "p":
 		return wrong("is not a table (relkind %s)", kind)
 	case versioned && version != fmt.Sprint(Version):
@@ -114,18 +143,14 @@ func (b *Backend) check(ctx context.Context, s session) error {
 // Migrate creates the table if there is none, and the schema if there is none.
 // Any number of instances may do so at once. It changes nothing, and needs no
 // right to create, if the table is there; a table of unexpected shape is an
-// error. PostgreSQL 13 or later, with a database encoding of UTF8.
+// error, which wraps [ErrOtherTable]. PostgreSQL 13 or later, with a database encoding of UTF8.
 func (b *Backend) Migrate(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("postgres: migrate: %w", err)
 	}
-	err := b.src.with(ctx, func(s session) error {
-		if err := fits(ctx, s); err != nil {
-			return err
-		}
-		return b.check(ctx, s)
-	})
-	if !errors.Is(err, errNoTable) {
+	const what = "migrate"
+	err := b.src.with(ctx, func(s session) error { return b.check(ctx, s, what) })
+	if !errors.Is(err, ErrNoTable) {
 		return b.migrated(ctx, err)
 	}
 	return b.migrated(ctx, b.src.inTx(ctx, func(s session) error {
@@ -134,7 +159,7 @@ func (b *Backend) Migrate(ctx context.Context) error {
 		if err := exec(ctx, s, `SELECT pg_advisory_xact_lock($1::bigint)::text`, lockOf("migrate", b.table, "")); err != nil {
 			return err
 		}
-		if err := b.check(ctx, s); !errors.Is(err, errNoTable) {
+		if err := b.checkTable(ctx, s, what); !errors.Is(err, ErrNoTable) {
 			return err
 		}
 		there := false
@@ -163,14 +188,19 @@ func (b *Backend) migrated(ctx context.Context, err error) error {
 	if sqlState(err) == insufficientRights {
 		return fmt.Errorf("postgres: migrate: there is no table %s and the role may not create it; run the SQL of Schema as its owner: %w", b.table, err)
 	}
-	if strings.HasPrefix(err.Error(), "postgres: ") {
+	return b.explained(ctx, "migrate", err)
+}
+
+// explained returns err with what it is about, unless it says so itself.
+func (b *Backend) explained(ctx context.Context, what string, err error) error {
+	if err == nil || strings.HasPrefix(err.Error(), "postgres: ") {
 		return err
 	}
-	return b.failed(ctx, "migrate", err)
+	return b.failed(ctx, what, err)
 }
 
 // fits reports what is wrong with the server.
-func fits(ctx context.Context, s session) error {
+func fits(ctx context.Context, s session, what string) error {
 	var version int64
 	var encoding string
 	var recovering bool
@@ -180,11 +210,11 @@ func fits(ctx context.Context, s session) error {
 	case err != nil:
 		return err
 	case version < 130000:
-		return fmt.Errorf("postgres: migrate: the server has version %d.%d, and 13 is needed", version/10000, version%10000)
+		return fmt.Errorf("postgres: %s: the server has version %d.%d, and 13 is needed", what, version/10000, version%10000)
 	case encoding != "UTF8":
-		return fmt.Errorf("postgres: migrate: the encoding of the database is %s, and UTF8 is needed: keys may have any character", encoding)
+		return fmt.Errorf("postgres: %s: the encoding of the database is %s, and UTF8 is needed: keys may have any character", what, encoding)
 	case recovering:
-		return fmt.Errorf("postgres: migrate: the server is a standby; connect to the primary: %w", idem.ErrUnavailable)
+		return fmt.Errorf("postgres: %s: the server is a standby; connect to the primary: %w", what, idem.ErrUnavailable)
 	}
 	return nil
 }

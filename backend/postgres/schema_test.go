@@ -77,9 +77,15 @@ func TestPG8_RoleWithoutCreate(t *testing.T) {
 	if err := b.Migrate(ctx); err == nil || !strings.Contains(err.Error(), "may not create it") {
 		t.Errorf("Migrate without table and right = %v", err)
 	}
+	if err := b.Check(ctx); !errors.Is(err, postgres.ErrNoTable) || !strings.Contains(err.Error(), "call Migrate") {
+		t.Errorf("Check without table = %v", err)
+	}
 	migrated(t, open(t, url, 2), &postgres.Options{Schema: schema})
 	if err := b.Migrate(ctx); err != nil {
 		t.Errorf("Migrate = %v", err)
+	}
+	if err := b.Check(ctx); err != nil {
+		t.Errorf("Check = %v", err)
 	}
 	s := newStore(t, b, nil)
 	if _, _, err := s.Begin(ctx, "k", payloadA); !errors.Is(err, idem.ErrUnavailable) || !strings.Contains(err.Error(), "needs SELECT, INSERT, UPDATE and DELETE") {
@@ -120,8 +126,10 @@ func TestMigrateRefusesAnotherShape(t *testing.T) {
 			for _, sql := range strings.Split(fmt.Sprintf(change, schema+".idem_records"), ";") {
 				testpg.Exec(t, url, sql)
 			}
-			if err := b.Migrate(ctx); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("Migrate = %v, want an error that says %s", err, want)
+			for what, err := range map[string]error{"Migrate": b.Migrate(ctx), "Check": b.Check(ctx)} {
+				if !errors.Is(err, postgres.ErrOtherTable) || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s = %v, want an ErrOtherTable that says %s", what, err, want)
+				}
 			}
 		})
 	}

@@ -19,9 +19,9 @@ import "strings"
 //     that they do not stand in each other's way. Who does not get it comes back
 //     later.
 type statements struct {
-	get, read, token, sweep, list, heal string
-	claim, replace                      writes
-	insert, last                        string // the writes of Do
+	get, read, token, sweep, list, heal, overdue string
+	claim, replace                               writes
+	insert, last                                 string // the writes of Do
 
 	batch, claims, replaces, reads string // see together
 }
@@ -231,5 +231,6 @@ func newStatements(table string, notifying bool) statements {
 		sweep:    sql(sweepSQL),
 		list:     sql(listSQL),
 		heal:     sql(healSQL),
+		overdue:  sql(overdueSQL),
 	}
 }

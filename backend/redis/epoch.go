@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -20,6 +21,11 @@ const (
 	epochLost = "lost:" // left by a Backend that noticed the loss, for those that start later
 )
 
+// ErrNotInitialized is wrapped, besides [idem.ErrStoreLost], by the errors of a
+// Backend with Options.MustExist that has found nothing: there has never been a
+// storage, or it is gone as a whole and no other process has noticed.
+var ErrNotInitialized = errors.New("the database is not initialised")
+
 // join makes the Backend know the epoch. A storage without one is taken for a new
 // storage, unless MustExist says that it cannot be one.
 func (b *Backend) join(ctx context.Context) error {
@@ -31,7 +37,7 @@ func (b *Backend) join(ctx context.Context) error {
 			epoch, err := b.client.Get(ctx, b.canary).Result()
 			switch {
 			case err == goredis.Nil && b.opts.MustExist:
-				return lost("%q is not there, and Options.MustExist says that it should be", b.canary)
+				return fmt.Errorf("%w (%w)", lost("%q is not there, and Options.MustExist says that it should be", b.canary), ErrNotInitialized)
 			case err == goredis.Nil:
 				if err := b.client.SetNX(ctx, b.canary, epochNew+rand.Text(), 0).Err(); err != nil {
 					return failed("make "+b.canary, err, 0)

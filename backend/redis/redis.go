@@ -26,8 +26,8 @@ type Options struct {
 	Prefix string
 
 	// MustExist refuses a database that has not been initialised, with
-	// idem.ErrStoreLost, instead of taking it for a new one. The operator calls
-	// Init once.
+	// idem.ErrStoreLost and ErrNotInitialized, instead of taking it for a new one.
+	// The operator calls Init once.
 	MustExist bool
 
 	// AllowEviction accepts a server whose maxmemory-policy is not noeviction.

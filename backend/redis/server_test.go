@@ -195,6 +195,7 @@ func TestMustExist(t *testing.T) {
 	o.MustExist = true
 	_, err := New(client, o)
 	wantErr(t, "New on an empty database with MustExist", err, idem.ErrStoreLost)
+	wantErr(t, "New on an empty database with MustExist", err, ErrNotInitialized)
 	o.SkipCheck = true
 	b := newBackend(t, client, o)
 	_, err = b.Get(t.Context(), "k")
@@ -208,6 +209,17 @@ func TestMustExist(t *testing.T) {
 	o.SkipCheck = false
 	if _, err := New(client, o); err != nil {
 		t.Errorf("New after Init: %v", err)
+	}
+	// A loss that was noticed is something else.
+	if err := client.Del(t.Context(), o.Prefix+"epoch").Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Get(t.Context(), "k")
+	wantErr(t, "Get after the loss", err, idem.ErrStoreLost)
+	_, err = New(client, o)
+	wantErr(t, "New after the loss", err, idem.ErrStoreLost)
+	if errors.Is(err, ErrNotInitialized) {
+		t.Errorf("New after the loss: the error is %v, which is not a loss", err)
 	}
 }
 

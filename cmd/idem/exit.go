@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/idem-go/idem"
@@ -16,15 +14,18 @@ import (
 // exit with the same number: what idem says is on standard error and begins
 // with "idem:".
 const (
+	exitDeclined = 1 // what was to be confirmed was not; nothing was changed
+	exitFindings = 2 // doctor: a check FAILs; erase: attempts were left alone; export: a record is not in the new store as in the old one
+
 	exitUsage       = 64 // EX_USAGE: bad flags, key or options; nothing was run
-	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input; nothing was run
-	exitAbsent      = 66 // EX_NOINPUT: show and list: there is no such record, or no store
+	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input, or to another attempt than the one to be decided about; nothing was run
+	exitAbsent      = 66 // EX_NOINPUT: there is no such record, or no store (all but run)
 	exitUnavailable = 69 // EX_UNAVAILABLE: the store cannot be used; nothing was run
 	exitNotRecorded = 70 // EX_SOFTWARE: the command was run, but what became of it is not recorded
 	exitOutput      = 74 // EX_IOERR: the output could not be written; the result is recorded and can be replayed
 	exitInProgress  = 75 // EX_TEMPFAIL: another attempt is running (--no-wait); nothing was run
 	exitUnresolved  = 76 // EX_PROTOCOL: an earlier attempt has no known outcome (--on-lapse hold); nothing was run
-	exitDamaged     = 78 // EX_CONFIG: the store is damaged, empty or not a store; nothing was run
+	exitDamaged     = 78 // EX_CONFIG: the store is damaged, lost, not set up or not a store; nothing was run
 
 	// As every shell reports them.
 	exitCannotRun = 126 // the command cannot be executed; the key is free
@@ -34,17 +35,22 @@ const (
 
 // exitTable is the part of the constants above that a user has to know.
 const exitTable = `Exit codes:
-  The command's own code, also when it is replayed. Besides, with a message
-  on standard error that begins with "idem:"
-    64  bad flags, key or options
-    65  the key belongs to another command or other input
-    66  show, list: no such record, or no store
-    69  the store cannot be used: locked, full, no permission
+  With run, the command's own code, also when it is replayed. Besides, with a
+  message on standard error that begins with "idem:"
+     1  resolve, forget, erase, migrate --init: not confirmed; nothing changed
+     2  doctor: a check FAILs; erase: attempts were left alone; export: a record
+        is not in the new store as in the old one
+    64  bad flags, key, options or URL; no terminal to confirm on, and no --yes
+    65  the key belongs to another command or other input; resolve, forget: the
+        attempt is not the present one, or is decided already
+    66  all but run: no such record, or no store
+    69  the store cannot be used: locked, full, no permission; its server does
+        not answer or lets nobody in
     70  the command was run, but its outcome could not be recorded
     74  the output could not be written; it is recorded and can be replayed
-    75  another attempt is running (--no-wait)
-    76  an earlier attempt has no known outcome (--on-lapse hold)
-    78  the store is damaged, empty or not a store of idem
+    75  another attempt is running (run --no-wait, resolve, forget)
+    76  an earlier attempt has no known outcome (run --on-lapse hold)
+    78  the store is damaged, lost, not set up or not a store of idem
    126  the command cannot be executed; the key stays free
    127  the command was not found; the key stays free
    128+n  ended by signal n (130 after Ctrl-C)
@@ -90,7 +96,7 @@ func badUsage(verb, fact string, args ...any) error {
 }
 
 // refused explains why nothing was done for the key of t: an error that a Store
-// or the opening of its file has returned.
+// or the opening of its store has returned.
 func (t target) refused(verb string, err error) error {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
@@ -112,47 +118,14 @@ func (t target) refused(verb string, err error) error {
 			"run the same command again later, or without --no-wait to wait for the result",
 			"%v: attempt %d is running, with %v of its lease left; nothing was run", t, record.Attempt, brief(record.LeaseLeft()))
 	case errors.Is(err, idem.ErrUnresolved):
+		attempt := strconv.Itoa(record.Attempt)
 		return fail(exitUnresolved,
-			"find out whether it had its effect. If not, run the same command with --on-lapse takeover. If it had, leave it: the key stays held. See: "+t.commandLine("show"),
+			"find out whether it had its effect; what is stored: "+t.commandLine("show")+
+				"\nif it had: "+t.commandLine("resolve", "--attempt", attempt, "--code", "0")+
+				"\nif it had not, so that it can run again: "+t.commandLine("forget", "--attempt", attempt),
 			"%v: attempt %d %s, and is held; nothing was run", t, record.Attempt, state(record))
 	}
-	nothing := ""
-	if verb == "run" {
-		nothing = "; nothing was run"
-	}
-	code, hint := exitUnavailable, "when the cause is mended, give the same command again"
-	switch {
-	case errors.Is(err, idem.ErrCorrupt), errors.Is(err, idem.ErrStoreLost):
-		code, hint = exitDamaged, "the file was left as it is: restore it, or find out what has been done before you begin a new one with --store"
-	case errors.Is(err, idem.ErrLocked):
-		hint = "find out which process holds it and try again: fuser " + quote(t.path)
-	case errors.Is(err, fs.ErrPermission):
-		hint = "choose a file that you may use with --store or $IDEM_STORE"
-	case errors.Is(err, fs.ErrNotExist) && missing(filepath.Dir(t.path)):
-		hint = "make the folder first: mkdir -p " + quote(filepath.Dir(t.path))
-	}
-	return fail(code, hint, "store %s: %s%s", t.path, t.trimmed(cause), nothing)
-}
-
-func missing(path string) bool {
-	_, err := os.Stat(path)
-	return errors.Is(err, fs.ErrNotExist)
-}
-
-// trimmed returns what err says without what stands in front of it already: the
-// program, the kind of store and its file.
-func (t target) trimmed(err error) string {
-	s := trimmed(err)
-	for {
-		rest := s
-		for _, front := range []string{idem.ErrNotRecorded.Error() + ": ", "bolt: ", "open ", t.path + ": "} {
-			rest = strings.TrimPrefix(rest, front)
-		}
-		if rest == s {
-			return s
-		}
-		s = rest
-	}
+	return t.unusable(verb, err, cause)
 }
 
 func trimmed(err error) string {

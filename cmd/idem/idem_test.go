@@ -28,7 +28,9 @@ func TestMain(m *testing.M) {
 		child(mode)
 		return
 	}
-	os.Exit(buildAndRun(m))
+	code := buildAndRun(m)
+	stopServers()
+	os.Exit(code)
 }
 
 func buildAndRun(m *testing.M) int {
@@ -56,12 +58,13 @@ type box struct {
 	t   *testing.T
 	dir string
 	env []string
+	url string // of the store, if it is not the default one
 }
 
 func newBox(t *testing.T) *box {
 	t.Helper()
 	dir := testenv.Dir(t)
-	return &box{t, dir, []string{
+	return &box{t: t, dir: dir, env: []string{
 		"PATH=" + os.Getenv("PATH"),
 		"HOME=" + dir,
 		"XDG_STATE_HOME=" + filepath.Join(dir, "state"),

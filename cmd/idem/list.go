@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"github.com/idem-go/idem"
 )
@@ -24,7 +24,8 @@ type listCommand struct {
 	Lapsed    bool          `help:"Only those in progress whose lease is over, so that their outcome is unknown: idem list --lapsed"`
 	OlderThan time.Duration `placeholder:"DURATION" help:"Only those last written longer ago than that: idem list --lapsed --older-than 1h"`
 	Limit     int           `placeholder:"N" help:"At most so many: idem list --limit 20"`
-	JSON      bool          `name:"json" help:"Print one JSON object a line: idem list --json | jq -r .key"`
+	JSON      bool          `name:"json" xor:"format" help:"Print one JSON object a line: idem list --json | jq -r .key"`
+	CSV       bool          `name:"csv" xor:"format" help:"Print comma-separated values with a heading, for a spreadsheet: idem list --csv > idem.csv"`
 }
 
 const listUsage = "idem list [FLAGS]"
@@ -34,8 +35,8 @@ lines without a heading and with whole keys, and "-" for what a record has not.
 The columns are the same:
   KEY, SCOPE, STATUS, TRY (attempt), AGE (since the last write),
   LEASE (left; or over, or abandoned), EXPIRES (in), CODE (exit code)
-Exact numbers, and what else there is, are in --json. --scope lists the scopes
-below it too.
+Exact numbers, and what else there is, are in --json and --csv. --scope lists
+the scopes below it too. Large stores are listed as they are read.
 
 ` + readingHelp
 
@@ -53,37 +54,107 @@ func (c *listCommand) Run(s *session) error {
 	if err := scoped.check(nil); err != nil {
 		return t.refused("list", err)
 	}
-	backend, err := t.read()
+	backend, err := t.open(s.ctx, toRead)
 	if err != nil {
 		return t.refused("list", err)
 	}
 	defer func() { _ = backend.Close() }()
 
-	var print func(idem.Entry) error
-	table := table{columns: width(s.stdout)}
-	switch {
-	case c.JSON:
-		print = func(e idem.Entry) error { return printJSON(s.stdout, viewOf(e, false)) }
-	case table.columns > 0:
-		print = func(e idem.Entry) error { table.add(e); return nil }
-	default:
-		print = func(e idem.Entry) error {
-			_, err := fmt.Fprintln(s.stdout, strings.Join(rowOf(e), "\t"))
-			return err
-		}
-	}
+	out := c.printer(s)
 	var broken error // of standard output
 	err = c.each(s.ctx, backend, func(e idem.Entry) bool {
-		broken = print(e)
+		broken = out.add(e)
 		return broken == nil
 	})
+	if broken == nil {
+		broken = out.end() // also of what came before an error
+	}
 	if err != nil {
 		return t.refused("list", err)
 	}
-	if broken == nil && len(table.rows) > 0 {
-		broken = table.print(s.stdout)
-	}
 	return s.wrote(broken)
+}
+
+// A printer prints records one after the other.
+type printer interface {
+	add(e idem.Entry) error
+	end() error
+}
+
+func (c *listCommand) printer(s *session) printer {
+	switch columns := width(s.stdout); {
+	case c.JSON:
+		return jsonPrinter{s.stdout}
+	case c.CSV:
+		return newCSVPrinter(s.stdout)
+	case columns > 0:
+		return &table{session: s, columns: columns}
+	}
+	return tabPrinter{s.stdout}
+}
+
+type jsonPrinter struct{ w io.Writer }
+
+func (p jsonPrinter) add(e idem.Entry) error { return printJSON(p.w, viewOf(e, false)) }
+func (p jsonPrinter) end() error             { return nil }
+
+type tabPrinter struct{ w io.Writer }
+
+func (p tabPrinter) add(e idem.Entry) error {
+	_, err := fmt.Fprintln(p.w, strings.Join(rowOf(e), "\t"))
+	return err
+}
+
+func (p tabPrinter) end() error { return nil }
+
+// A csvPrinter prints what --json has, without the Meta of results.
+type csvPrinter struct {
+	w      *csv.Writer
+	headed bool
+}
+
+func newCSVPrinter(w io.Writer) *csvPrinter { return &csvPrinter{w: csv.NewWriter(w)} }
+
+var csvHeading = []string{
+	"key", "scope", "status", "lapsed", "attempt", "age_seconds", "lease_left_seconds", "expires_in_seconds",
+	"code", "omitted", "body_bytes", "fence", "fingerprint",
+}
+
+func (p *csvPrinter) add(e idem.Entry) error {
+	v := viewOf(e, false)
+	seconds := func(f float64) string { return strconv.FormatFloat(f, 'f', 3, 64) }
+	expires, code, omitted, bytes := "never", "", "", ""
+	if v.ExpiresIn != nil {
+		expires = seconds(*v.ExpiresIn)
+	}
+	if r := v.Result; r != nil {
+		code, omitted, bytes = strconv.Itoa(r.Code), strconv.FormatBool(r.Omitted), strconv.Itoa(r.Bytes)
+	}
+	if err := p.head(); err != nil {
+		return err
+	}
+	return p.w.Write([]string{
+		v.Key, scopeName(v.Scope), v.Status, strconv.FormatBool(v.Lapsed), strconv.Itoa(v.Attempt),
+		seconds(v.Age), seconds(v.LeaseLeft), expires, code, omitted, bytes, strconv.FormatInt(v.Fence, 10), v.Fingerprint,
+	})
+}
+
+// head prints the heading, once.
+func (p *csvPrinter) head() error {
+	if p.headed {
+		return nil
+	}
+	p.headed = true
+	return p.w.Write(csvHeading)
+}
+
+// end prints what is left in the buffer. A list of nothing has a heading too.
+func (p *csvPrinter) end() error {
+	if err := p.head(); err != nil {
+		return err
+	}
+	p.w.Flush()
+	return p.w.Error()
 }
 
 // each calls yield with the records that are asked for, until it returns false.
@@ -132,97 +203,4 @@ func (s *session) wrote(err error) error {
 		return passOn(exitSignal + int(syscall.SIGPIPE))
 	}
 	return fail(exitOutput, "", "write to stdout: %v", err)
-}
-
-// The columns of a listing.
-const (
-	keyColumn = iota
-	scopeColumn
-	statusColumn
-	tryColumn
-	ageColumn
-	leaseColumn
-	expiresColumn
-	codeColumn
-	columnCount
-)
-
-var headings = []string{"KEY", "SCOPE", "STATUS", "TRY", "AGE", "LEASE", "EXPIRES", "CODE"}
-
-// rowOf returns the cells of a record. Neither keys nor scopes have tabs in
-// them.
-func rowOf(e idem.Entry) []string {
-	scope, key := idem.SplitKey(e.Key)
-	r := e.Record
-	row := []string{key, scopeName(scope), r.Status.String(), strconv.Itoa(r.Attempt), brief(r.Age), lease(r), expiry(r), "-"}
-	if len(scope) == 0 {
-		row[scopeColumn] = "-"
-	}
-	if r.Status == idem.Completed {
-		row[codeColumn] = strconv.Itoa(r.Result.Code)
-	}
-	return row
-}
-
-// A table lines up rows for a terminal.
-type table struct {
-	columns int // of the terminal
-	rows    [][]string
-	scopes  bool // any row has a scope
-}
-
-func (t *table) add(e idem.Entry) {
-	row := rowOf(e)
-	t.scopes = t.scopes || row[scopeColumn] != "-"
-	row[keyColumn], row[scopeColumn] = printable(row[keyColumn]), printable(row[scopeColumn])
-	t.rows = append(t.rows, row)
-}
-
-// print prints the rows under a heading. Keys and scopes are cut so that a line
-// fits the terminal; all else has its full width.
-func (t *table) print(w io.Writer) error {
-	rows := append([][]string{headings}, t.rows...)
-	var widths [columnCount]int
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	const gap = 2
-	shown := []int{keyColumn, scopeColumn, statusColumn, tryColumn, ageColumn, leaseColumn, expiresColumn, codeColumn}
-	if !t.scopes {
-		shown = append(shown[:scopeColumn], shown[scopeColumn+1:]...)
-	}
-	total := -gap
-	for _, i := range shown {
-		total += widths[i] + gap
-	}
-	if over := total - t.columns; over > 0 {
-		if t.scopes {
-			// The key tells more than the scope does.
-			less := min(over, max(0, widths[scopeColumn]-max(len(headings[scopeColumn]), 8)))
-			widths[scopeColumn] -= less
-			over -= less
-		}
-		widths[keyColumn] = max(widths[keyColumn]-over, 8)
-	}
-	var b strings.Builder
-	for _, row := range rows {
-		var line strings.Builder
-		for _, i := range shown {
-			fmt.Fprintf(&line, "%-*s", widths[i]+gap, cut(row[i], widths[i]))
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// cut shortens s to at most n characters, and shows that it did.
-func cut(s string, n int) string {
-	runes := []rune(s)
-	if len(runes) <= n {
-		return s
-	}
-	return string(runes[:n-1]) + "…"
 }

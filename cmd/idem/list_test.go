@@ -211,7 +211,7 @@ func sorted(s []string) []string {
 func (b *box) fillMany(n int) {
 	b.t.Helper()
 	b.idem(runArgs("--key k0", "true")...).expect(b.t, 0, "")
-	backend, err := target{path: b.store()}.create()
+	backend, err := (&location{path: b.store()}).open(b.t.Context(), toRun)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -5,7 +5,9 @@
 //
 // runs the command; every later call with that key prints what the first one
 // printed, to the same streams, and exits with the same code, without running
-// anything. "idem show" and "idem list" tell what is stored.
+// anything. "idem show" and "idem list" tell what is stored, "idem resolve" and
+// "idem forget" decide about attempts whose outcome is unknown, "idem migrate",
+// "idem doctor" and others look after the store.
 //
 // The key names the operation (the invoice), not the attempt, and is made
 // before the first attempt: a key with the time of the call in it protects from
@@ -43,17 +45,69 @@
 // the two streams. A command that prints more is done all the same: its output
 // is shown in full by the first call, and left out by the others, which say so.
 //
+// # Stores
+//
+// The records are in a store, which --store or the environment variable IDEM_STORE
+// names: a bolt file, by its path or as bolt:///PATH, PostgreSQL, as
+// postgres://HOST/DATABASE, or Redis, as redis://HOST:PORT/DATABASE. It can be one
+// that services use as well. The parameters of a URL are those of pgx and
+// go-redis, and besides them
+//
+//	idem_schema, idem_table   PostgreSQL: the name of the table
+//	idem_prefix               Redis: what the names of all keys begin with
+//	idem_allow_eviction=true  Redis: run with a server that evicts records
+//	addr=HOST:PORT            Redis Cluster: another node, may come several times
+//
+// In PostgreSQL "idem migrate" creates the table; files, and what there is in
+// Redis, are made by the first run. No message has the password of a URL in it,
+// but the system shows the arguments of a process to others: passwords are better
+// kept in IDEM_STORE, and for PostgreSQL in ~/.pgpass or PGPASSWORD.
+//
+// # Unknown outcomes
+//
+// An attempt that was killed, failed or lost its machine has no known outcome.
+// Under --on-lapse hold its key stays held until a person, who has found out what
+// has happened, gives
+//
+//	idem resolve invoice-4711 --attempt 1 --code 0 --body-file receipt.txt
+//	idem forget invoice-4711 --attempt 1
+//
+// The first records the outcome: later calls of idem run print the body to standard
+// output and exit with the code, and a program that uses the library gets the body
+// as it is. The second says that nothing has happened. Both name the attempt, and
+// change nothing if another one is the present one by then.
+//
+// # Looking after a store
+//
+// "idem stats" counts what is stored, "idem doctor" says what is wrong with the store
+// and what to do, and "idem sweep" deletes what has expired.
+//
+// "idem erase --scope tenant-7" takes the results out of a tenant's records, whose
+// bodies may have personal data in them. The records stay, so that nothing runs
+// twice, and expire when they would have expired; keys stay with them. What a storage
+// keeps of its past is not reached: free pages of a file, dead rows, logs, backups.
+//
+// "idem export --to postgres://localhost/shop" copies all records to another store,
+// of whatever kind, with what they guarantee: results, attempts, fences, and what is
+// left of leases and retentions. Only the age of a record begins anew. Stop the
+// writers first. In the end every record is compared.
+//
 // # Exit codes
 //
-//	 64      bad flags, key or options; nothing was run
-//	 65      the key belongs to another command or other input; nothing was run
-//	 66      show, list: no such record, or no store
-//	 69      the store cannot be used: locked, full, no permission; nothing was run
+//	  1      resolve, forget, erase, migrate --init: not confirmed; nothing was changed
+//	  2      doctor: a check FAILs; erase: attempts were left alone; export: a record
+//	         is not in the new store as in the old one
+//	 64      bad flags, key, options or URL, or nobody to confirm; nothing was run
+//	 65      the key belongs to another command or other input, or (resolve, forget)
+//	         to another attempt, or is decided already; nothing was run
+//	 66      all but run: no such record, or no store
+//	 69      the store cannot be used: locked, full, no permission, no answer of its
+//	         server; nothing was run
 //	 70      the command was run, but its outcome could not be recorded
 //	 74      the output could not be written; it is recorded and can be replayed
-//	 75      another attempt is running (--no-wait); nothing was run
-//	 76      an earlier attempt has no known outcome (--on-lapse hold); nothing was run
-//	 78      the store is damaged, empty or not a store; nothing was run
+//	 75      another attempt is running (run --no-wait, resolve, forget); nothing was run
+//	 76      an earlier attempt has no known outcome (run --on-lapse hold); nothing was run
+//	 78      the store is damaged, lost, not set up or not a store; nothing was run
 //	126      the command cannot be executed; the key stays free
 //	127      the command was not found; the key stays free
 //	128+n    the command, or idem before it had run it, was ended by signal n
@@ -65,6 +119,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -91,9 +146,18 @@ type session struct {
 }
 
 type grammar struct {
-	Run  runCommand  `cmd:"" help:"Run a command once per key; later calls replay its output."`
-	Show showCommand `cmd:"" help:"Show what is stored under a key."`
-	List listCommand `cmd:"" help:"List what is stored."`
+	Run        runCommand        `cmd:"" help:"Run a command once per key; later calls replay its output."`
+	Show       showCommand       `cmd:"" help:"Show what is stored under a key."`
+	List       listCommand       `cmd:"" help:"List what is stored."`
+	Stats      statsCommand      `cmd:"" help:"Count what is stored, by status, scope and age."`
+	Doctor     doctorCommand     `cmd:"" help:"Say what is wrong with a store and what to do."`
+	Resolve    resolveCommand    `cmd:"" help:"Record the outcome of an attempt that ended without a known one."`
+	Forget     forgetCommand     `cmd:"" help:"Free the key of an attempt that did not have its effect."`
+	Erase      eraseCommand      `cmd:"" help:"Take the results of a scope, such as a tenant's, out of the store."`
+	Export     exportCommand     `cmd:"" help:"Copy the records to another store, with all they guarantee."`
+	Sweep      sweepCommand      `cmd:"" help:"Delete expired records."`
+	Migrate    migrateCommand    `cmd:"" help:"Prepare a store: create the table in PostgreSQL."`
+	Completion completionCommand `cmd:"" help:"Print the completion script of a shell."`
 }
 
 // run is the whole program. It returns the exit code.
@@ -121,6 +185,12 @@ func run(ctx context.Context, args, env []string, stdin io.Reader, stdout, stder
 // say prints a message of idem itself.
 func (s *session) say(format string, args ...any) {
 	fmt.Fprintf(s.stderr, "idem: "+format+"\n", args...)
+}
+
+// tell prints what a subcommand has found or done.
+func (s *session) tell(format string, args ...any) error {
+	_, err := fmt.Fprintf(s.stdout, format+"\n", args...)
+	return s.wrote(err)
 }
 
 func (s *session) getenv(name string) string {
@@ -152,10 +222,11 @@ func (s *session) dispatch(args []string) error {
 			return fail(exitUsage, "see: idem --help", "the argument %q is not valid UTF-8", a)
 		}
 	}
+	var help bytes.Buffer
 	parser, err := kong.New(&g,
 		kong.Name("idem"),
 		kong.Description("Run a command once per key, and give every retry the same answer."),
-		kong.Writers(s.stdout, s.stderr),
+		kong.Writers(&help, s.stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoAppSummary: true, WrapUpperBound: 80}),
 		kong.Help(printHelp),
 		kong.Exit(func(int) { panic(helpPrinted{}) }),
@@ -168,7 +239,8 @@ func (s *session) dispatch(args []string) error {
 	case err != nil:
 		return misread(parsed, err)
 	case parsed == nil:
-		return nil
+		_, err := s.stdout.Write(help.Bytes())
+		return s.wrote(err)
 	}
 	return parsed.Run(s)
 }
@@ -190,7 +262,8 @@ func misread(parsed *kong.Context, err error) error {
 // A helpPrinted is thrown where the parser would end the process.
 type helpPrinted struct{}
 
-// parse returns nil and no error if the call was for help, which is printed.
+// parse returns nil and no error if the call was for help, which the parser has
+// written.
 func parse(parser *kong.Kong, args []string) (parsed *kong.Context, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -206,29 +279,3 @@ func parse(parser *kong.Kong, args []string) (parsed *kong.Context, err error) {
 	}
 	return parsed, err
 }
-
-// printHelp puts what is not in the flags around the parser's own help.
-func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
-	usage, more := "idem COMMAND [FLAGS]", mainHelp
-	if selected := ctx.Selected(); selected != nil {
-		switch selected.Name {
-		case "run":
-			usage, more = runUsage, runHelp
-		case "show":
-			usage, more = showUsage, showHelp
-		case "list":
-			usage, more = listUsage, listHelp
-		}
-	}
-	fmt.Fprintf(ctx.Stdout, "Usage: %s\n", usage)
-	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(ctx.Stdout, "\n%s", more)
-	return err
-}
-
-const mainHelp = `Example:
-  idem run --key invoice-4711 -- ./charge.sh 4711
-
-` + exitTable

@@ -23,17 +23,17 @@ type screen struct {
 	output strings.Builder
 }
 
-// screen starts idem in a terminal of 80 columns that it is the leader of.
-func (b *box) screen(args ...string) *screen {
-	b.t.Helper()
+// terminal returns a screen in which nothing runs, and the terminal's own end.
+func terminal(t *testing.T) (*screen, *os.File) {
+	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
+		testenv.Skip(t, "pty", "no pseudo terminal: %v", err)
 	}
-	b.t.Cleanup(func() { keys.Close() })
+	t.Cleanup(func() { keys.Close() })
 	raw, err := keys.SyscallConn()
 	if err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 	var number int
 	var ioctl error
@@ -43,23 +43,46 @@ func (b *box) screen(args ...string) *screen {
 		}
 		number, ioctl = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
 	}); err != nil || ioctl != nil {
-		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", errors.Join(err, ioctl))
+		testenv.Skip(t, "pty", "no pseudo terminal: %v", errors.Join(err, ioctl))
 	}
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		testenv.Skip(b.t, "pty", "no pseudo terminal: %v", err)
+		testenv.Skip(t, "pty", "no pseudo terminal: %v", err)
 	}
-	defer tty.Close()
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
-	s := &screen{t: b.t, keys: keys, p: &running{t: b.t, cmd: b.cmd(args...)}}
+	return &screen{t: t, keys: keys}, tty
+}
+
+// screen starts idem in a terminal of 80 columns that it is the leader of.
+func (b *box) screen(args ...string) *screen {
+	b.t.Helper()
+	s, tty := terminal(b.t)
+	defer tty.Close()
+	s.p = &running{t: b.t, cmd: b.cmd(args...)}
 	s.p.cmd.Stdin, s.p.cmd.Stdout, s.p.cmd.Stderr = tty, tty, tty
 	s.p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := s.p.cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
 	return s
+}
+
+// until waits until the screen shows text.
+func (s *screen) until(text string) {
+	s.t.Helper()
+	if err := s.keys.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		s.t.Fatal(err)
+	}
+	buf := make([]byte, 4096)
+	for !strings.Contains(s.output.String(), text) {
+		n, err := s.keys.Read(buf)
+		s.output.Write(buf[:n])
+		if err != nil {
+			s.t.Fatalf("waiting for %q: the screen shows %q, then %v", text, s.output.String(), err)
+		}
+	}
 }
 
 // press types keys.
@@ -73,6 +96,15 @@ func (s *screen) press(keys string) {
 // wait waits for the end, and returns the exit code and the lines on the screen.
 func (s *screen) wait() (code int, lines []string) {
 	s.t.Helper()
+	lines = s.shown()
+	_ = s.p.cmd.Wait()
+	return s.p.cmd.ProcessState.ExitCode(), lines
+}
+
+// shown waits until the other end of the terminal is closed, and returns the lines
+// on the screen.
+func (s *screen) shown() []string {
+	s.t.Helper()
 	if err := s.keys.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		s.t.Fatal(err)
 	}
@@ -80,9 +112,8 @@ func (s *screen) wait() (code int, lines []string) {
 	if _, err := io.Copy(&s.output, s.keys); err != nil && !errors.Is(err, syscall.EIO) {
 		s.t.Fatalf("the screen shows %q, then %v", s.output.String(), err)
 	}
-	_ = s.p.cmd.Wait()
 	shown := strings.ReplaceAll(s.output.String(), "\r\n", "\n")
-	return s.p.cmd.ProcessState.ExitCode(), strings.Split(strings.TrimSuffix(shown, "\n"), "\n")
+	return strings.Split(strings.TrimSuffix(shown, "\n"), "\n")
 }
 
 // Ctrl-C reaches the command from the terminal; it must not get it a second
@@ -133,6 +164,7 @@ func TestTerminalTellsOfAReplay(t *testing.T) {
 func TestTablesFitTheTerminal(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
+	b.env = append(b.env, "NO_COLOR=1")
 	long := strings.Repeat("long", 60)
 	b.fill(long)
 	for _, args := range [][]string{{"list"}, {"list", "--scope", "billing"}, {"show", "k1"}, {"show", long}, {"show", "k3", "--scope", "billing", "--body"}} {
@@ -154,9 +186,28 @@ func TestTablesFitTheTerminal(t *testing.T) {
 	}
 
 	b = newBox(t)
+	b.env = append(b.env, "TERM=dumb")
 	b.idem(runArgs("--key k1", "true")...).expect(t, 0, "")
 	_, lines = b.screen("list").wait()
 	if len(lines) != 2 || strings.Contains(lines[0], "SCOPE") {
 		t.Errorf("without scopes the list is %q", lines)
+	}
+}
+
+func TestColours(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.env = append(b.env, "TERM=xterm")
+	b.idem(runArgs("--key k1", "sh", "-c", "exit 3")...).expect(t, 3, "", "unknown")
+	_, lines := b.screen("list").wait()
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "\x1b[1mKEY ") || !strings.Contains(lines[1], "\x1b[33mabandoned\x1b[0m") {
+		t.Errorf("in colours the list is %q", lines)
+	}
+	for _, none := range []string{"NO_COLOR=1", "TERM=dumb"} {
+		b.env = append(b.env, none)
+		if _, lines := b.screen("list").wait(); len(lines) != 2 || strings.Contains(strings.Join(lines, ""), "\x1b") {
+			t.Errorf("with %s the list is %q", none, lines)
+		}
+		b.env = append(b.env, "NO_COLOR=") // to be set to nothing is not to be set
 	}
 }

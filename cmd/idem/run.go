@@ -22,7 +22,7 @@ import (
 // memory for as long as the command runs.
 const maxStdin = 64 << 20
 
-// minLease is the shortest lease that can be kept by writing to a file which other
+// minLease is the shortest lease that can be kept by writing to a store which other
 // processes use as well.
 const minLease = 100 * time.Millisecond
 
@@ -70,11 +70,16 @@ func (c *runCommand) Run(s *session) error {
 	ctx, signals, stop := relaySignals(s.ctx)
 	defer stop()
 
-	backend, err := t.create()
+	backend, err := t.open(ctx, toRun)
 	if err != nil {
-		return t.refused("run", err)
+		return t.stopped(ctx, err)
 	}
 	defer func() { _ = backend.Close() }()
+	if c.chatty(s) {
+		for _, warning := range backend.warnings {
+			s.say("store %s: %s", t.name, warning)
+		}
+	}
 	store, err := t.on(backend, c.options(s, t))
 	if err != nil {
 		return t.refused("run", err)
@@ -92,6 +97,11 @@ func (c *runCommand) Run(s *session) error {
 	case err == nil:
 		return a.replay(store, out)
 	}
+	return t.stopped(ctx, err)
+}
+
+// stopped explains why nothing was run: a signal that came before, or an error.
+func (t target) stopped(ctx context.Context, err error) error {
 	if in, ok := errors.AsType[*interrupted](context.Cause(ctx)); ok && errors.Is(err, context.Canceled) {
 		return fail(exitSignal+int(in.signal), "", "%v: %v; nothing was run", t, in)
 	}
@@ -109,7 +119,7 @@ func (c *runCommand) check(s *session) (target, error) {
 		}
 	}
 	if c.Lease < minLease {
-		return target{}, badUsage("run", "--lease: %v is too short; a lease is extended by writing to a file, which needs %v", c.Lease, minLease)
+		return target{}, badUsage("run", "--lease: %v is too short; a lease is extended by writing to the store, which needs %v", c.Lease, minLease)
 	}
 	if c.Retention == 0 { // to a Store that would be the default
 		return target{}, badUsage("run", "--retention: 0s is below 24h; a retry that comes later would run the command a second time")
@@ -317,9 +327,13 @@ func (a *attempt) replay(store *idem.Store, out idem.Outcome) error {
 	if err := play(chunks, a.session.stdout, a.session.stderr); err != nil {
 		return a.undelivered(err)
 	}
-	if out.Result.Omitted {
+	_, recorded := out.Result.Meta[metaFormat]
+	switch {
+	case out.Result.Omitted && recorded:
 		a.session.say("%v: attempt %d is done, but what it printed was too large to be kept: %s on stdout and %s on stderr are left out",
 			a.target, out.Attempt, recordedSize(out.Result, metaStdout), recordedSize(out.Result, metaStderr))
+	case out.Result.Omitted:
+		a.session.say("%v: attempt %d is done, but what it printed is not kept: it was erased, or too large", a.target, out.Attempt)
 	}
 	if a.call.chatty(a.session) {
 		when := ""

@@ -112,7 +112,7 @@ func TestOP2_KilledAfterTheEffect(t *testing.T) {
 		b := run(t, "hold")
 		for range 2 {
 			b.idem(runArgs("--key k1 --lease 1s --on-lapse hold", "sh", "-c", careful)...).expect(t, exitUnresolved, "",
-				`key "k1": attempt 1 ended without a known outcome`, "nothing was run", "--on-lapse takeover", "idem show k1")
+				`key "k1": attempt 1 ended without a known outcome`, "nothing was run", "idem show k1", "if it had: idem resolve --attempt 1 --code 0 k1", "idem forget --attempt 1 k1")
 		}
 		b.wantEffects(1)
 		b.idem("list", "--lapsed").expectPart(t, 0, "\tover\tnever\t-\n")

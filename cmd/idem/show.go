@@ -38,7 +38,7 @@ func (c *showCommand) Run(s *session) error {
 	if err := t.check(nil); err != nil {
 		return t.refused("show", err)
 	}
-	backend, err := t.read()
+	backend, err := t.open(s.ctx, toRead)
 	if err != nil {
 		return t.refused("show", err)
 	}
@@ -53,7 +53,7 @@ func (c *showCommand) Run(s *session) error {
 	}
 	if r.Status == 0 {
 		return fail(exitAbsent, "it was never used, or has expired; see: "+t.listing(),
-			"%v: there is no record in %s", t, t.path)
+			"%v: there is no record in %s", t, t.name)
 	}
 	if c.JSON {
 		return s.wrote(printJSON(s.stdout, viewOf(idem.Entry{Key: idem.ScopePrefix(c.Scope...) + c.Key, Record: r}, c.Body)))
@@ -117,7 +117,7 @@ func resultPairs(r idem.Result) []pair {
 		pairs = append(pairs, pair{"body size", size(int64(len(r.Body)))})
 	}
 	if r.Omitted {
-		pairs = append(pairs, pair{"omitted", "the output was too large to be kept"})
+		pairs = append(pairs, pair{"omitted", "the output was too large to be kept, or is erased"})
 	}
 	for _, name := range slices.Sorted(maps.Keys(meta)) {
 		pairs = append(pairs, pair{"meta " + name, meta[name]})

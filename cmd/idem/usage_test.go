@@ -5,8 +5,11 @@ package main
 import (
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 func TestBadCallsWriteNothing(t *testing.T) {
@@ -44,10 +47,48 @@ func TestBadCallsWriteNothing(t *testing.T) {
 		{runArgs("--key k --ok-codes 0,256", "true"), "256 is no exit code"},
 		{runArgs("--key k --ok-codes=-1", "true"), "-1 is no exit code"},
 		{runArgs("--key k --ok-codes zero", "true"), "zero"},
-		{runArgs("--key k --store postgres://user:secret@host/db", "true"), "bolt files only"},
-		{runArgs("--key k --store redis://host", "true"), "bolt files only"},
+		{runArgs("--key k --store mysql://user:secret@host/db", "true"), "store mysql://...: the URL of a store begins with bolt:, postgres:// or redis://"},
+		{runArgs("--key k --store postgres:", "true"), "store postgres://...: nothing comes after the slashes"},
+		{runArgs("--key k --store redis://", "true"), "store redis://...: nothing comes after the slashes"},
+		{runArgs("--key k --store postgres://user:12/secret@host/db", "true"), "store postgres://...: this is no valid URL; in a password"},
+		{runArgs("--key k --store postgres://user:12?secret@host/db", "true"), "this is no valid URL; in a password"},
+		{runArgs("--key k --store redis://user:12#secret@host", "true"), "this is no valid URL; in a password"},
+		{runArgs("--key k --store redis://user:secret%zz@host", "true"), "this is no valid URL; in a password"},
+		{runArgs("--key k --store postgres://user:secret@host:secret/db", "true"), "this is no valid URL; in a password"},
+		{runArgs("--key k --store postgres://user:secret@host/db?sslmode=secrets", "true"), "store postgres://user:xxxxx@host/db"},
+		{runArgs("--key k --store postgres://user:secret@host/db?idem_tabel=a", "true"), "there is no parameter idem_tabel; there are idem_schema and idem_table"},
+		{runArgs("--key k --store postgres://user:secret@host/db?idem_table=a&idem_table=b", "true"), "twice"},
+		{runArgs("--key k --store postgres://user:secret@host/db?idem_table=a-b", "true"), `"a-b" is not a name of letters, digits and underscores`},
+		{runArgs("--key k --store postgres://user:secret@host/db?pool_max_conns=many", "true"), "pool_max_conns"},
+		{runArgs("--key k --store postgres://host/db?password=secret&sslmode=no", "true"), "?password=xxxxx&sslmode=no: "},
+		{runArgs("--key k --store redis://user:secret@host/zero", "true"), "invalid database number"},
+		{runArgs("--key k --store redis://secret@host/zero", "true"), "store redis://xxxxx@host/zero: "},
+		{runArgs("--key k --store unix://secret@/redis.sock?db=zero", "true"), "store unix://xxxxx@/redis.sock?db=zero: "},
+		{runArgs("--key k --store redis://user:secret@host?colour=red", "true"), "unexpected option: colour"},
+		{runArgs("--key k --store redis://user:secret@host?idem_table=a", "true"), "there are idem_prefix and idem_allow_eviction"},
+		{runArgs("--key k --store redis://user:secret@host?idem_allow_eviction=perhaps", "true"), "true or false"},
+		{runArgs("--key k --store redis://user:secret@host?idem_prefix={a", "true"), "hash tag"},
 		{runArgs("--key k --store bolt://state/x.db", "true"), "bolt:state/x.db"},
 		{runArgs("--key k --store bolt:", "true"), "there is no path"},
+		{[]string{"resolve", "k", "--attempt", "1", "--code", "0", "--yes", "--store", "mysql://user:secret@host"}, "begins with bolt:"},
+		{[]string{"resolve", "k", "--attempt", "1", "--code", "0"}, "--yes"},
+		{[]string{"resolve", "k", "--attempt", "1", "--yes"}, "--code"},
+		{[]string{"resolve", "k", "--code", "0", "--yes"}, "--attempt"},
+		{[]string{"resolve", "k", "--code", "0", "--attempt", "0", "--yes"}, "numbered from 1"},
+		{[]string{"resolve", "--code", "0", "--attempt", "1", "--yes"}, "<key>"},
+		{[]string{"resolve", "", "--code", "0", "--attempt", "1", "--yes"}, "the key is empty"},
+		{[]string{"resolve", "k", "--code", "0", "--attempt", "1", "--yes", "--body-file", "missing"}, "no such file"},
+		{[]string{"resolve", "k", "--code", "0", "--attempt", "1", "--body-file", "-"}, "give --yes"},
+		{[]string{"forget", "k", "--attempt", "1"}, "--yes"},
+		{[]string{"forget", "k", "--yes"}, "--attempt"},
+		{[]string{"forget", "k", "--attempt", "one", "--yes"}, "one"},
+		{[]string{"sweep", "k"}, "k"},
+		{[]string{"sweep", "--scope", "a"}, "--scope"},
+		{[]string{"migrate", "--sql"}, "is not one of PostgreSQL"},
+		{[]string{"migrate", "--init"}, "is not one of Redis"},
+		{[]string{"completion"}, "<shell>"},
+		{[]string{"completion", "tcsh"}, "tcsh"},
+		{[]string{"list", "--csv", "--json"}, "--csv"},
 		{[]string{"show"}, "<key>"},
 		{[]string{"show", ""}, "the key is empty"},
 		{[]string{"show", "k", "--scope", ""}, "the scope is empty"},
@@ -60,7 +101,7 @@ func TestBadCallsWriteNothing(t *testing.T) {
 	} {
 		d := b.idem(tc.args...)
 		d.expect(t, exitUsage, "", tc.want, "--help")
-		if strings.Contains(d.stderr, "secret") {
+		if strings.Contains(strings.ReplaceAll(d.stderr, "sslmode=secrets", ""), "secret") {
 			t.Errorf("the message has the password: %s", d.stderr)
 		}
 		b.wantNothingWritten()
@@ -120,10 +161,19 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	for verb, flags := range map[string]string{
-		"":     "",
-		"run":  "key scope store lease retention on-lapse ok-codes no-wait stdin verbose",
-		"show": "scope store json body",
-		"list": "scope store status lapsed older-than limit json",
+		"":           "",
+		"run":        "key scope store lease retention on-lapse ok-codes no-wait stdin verbose",
+		"show":       "scope store json body",
+		"list":       "scope store status lapsed older-than limit json csv",
+		"resolve":    "scope store attempt code body-file yes dry-run",
+		"forget":     "scope store attempt yes dry-run",
+		"sweep":      "store",
+		"stats":      "scope store json",
+		"doctor":     "store json",
+		"erase":      "scope store yes dry-run",
+		"export":     "to store dry-run",
+		"migrate":    "store sql init yes dry-run",
+		"completion": "",
 	} {
 		for _, help := range []string{"--help", "-h"} {
 			d := b.idem(strings.Fields(verb + " " + help)...)
@@ -138,11 +188,11 @@ func TestHelp(t *testing.T) {
 			// A flag is followed by its explanation; all that take a value, and
 			// most others, have an example.
 			for _, f := range strings.Fields(flags) {
-				if !regexp.MustCompile(`(?m)^ +(-v, )?--` + f + `[ =]\S* *\w+`).MatchString(d.stdout) {
+				if !regexp.MustCompile(`(?m)^ +(-[vy], )?--` + f + `[ =]\S* *\w+`).MatchString(d.stdout) {
 					t.Errorf("%s: --%s is not explained", verb, f)
 				}
 				example := regexp.MustCompile(`--` + f + `\s+[-\w./]+`)
-				if f != "verbose" && f != "no-wait" && !example.MatchString(strings.ReplaceAll(d.stdout, "\n", " ")) {
+				if !slices.Contains([]string{"verbose", "no-wait", "yes", "dry-run", "init"}, f) && !example.MatchString(strings.ReplaceAll(d.stdout, "\n", " ")) {
 					t.Errorf("%s: --%s has no example", verb, f)
 				}
 			}
@@ -176,5 +226,25 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		if !regexp.MustCompile(`(?m)^//\t *` + c[1] + `(\+n)? `).MatchString(string(doc)) {
 			t.Errorf("exit code %s is not in the documentation", c[1])
 		}
+	}
+}
+
+// Help is output as any other.
+func TestHelpThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	for _, verb := range []string{"", "run", "resolve"} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			testenv.Skip(t, "devfull", "no /dev/full: %v", err)
+		}
+		cmd := b.cmd(strings.Fields(verb + " --help")...)
+		cmd.Stdout = full
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		if err := cmd.Run(); cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != exitOutput || !strings.HasPrefix(errs.String(), "idem: write to stdout: ") {
+			t.Errorf("%s --help: %v, %q", verb, err, errs.String())
+		}
+		full.Close()
 	}
 }

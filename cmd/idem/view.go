@@ -27,15 +27,21 @@ func state(r idem.Record) string {
 	return fmt.Sprintf("was %v %s ago", r.Status, brief(r.Age))
 }
 
+// How leases end.
+const (
+	leaseOver      = "over"
+	leaseAbandoned = "abandoned"
+)
+
 // lease says how a claim stands: what is left of its lease, or how it ended.
 func lease(r idem.Record) string {
 	switch {
 	case r.Status != idem.InProgress:
 		return "-"
 	case r.Lease == 0:
-		return "abandoned"
+		return leaseAbandoned
 	case r.Lapsed():
-		return "over"
+		return leaseOver
 	}
 	return brief(r.LeaseLeft())
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -56,9 +57,14 @@ func TestQuote(t *testing.T) {
 func TestCommandLine(t *testing.T) {
 	for want, tc := range map[string]target{
 		"idem show k": {key: "k"},
-		"idem show --scope 'a b' --scope c --store s.db k": {key: "k", where: where{Scope: []string{"a b", "c"}, Store: "s.db"}},
+		"idem show --scope 'a b' --scope c --store s.db k": {key: "k", where: where{Scope: []string{"a b", "c"}, place: place{"s.db"}}},
 		"idem show -- -k": {key: "-k"},
+		"idem show --store 'redis://u:xxxxx@h?idem_prefix=a' k": {key: "k", where: where{place: place{"redis://u:secret@h?idem_prefix=a"}}},
 	} {
+		var err error
+		if tc, err = tc.at(tc.key, func(string) string { return "/any" }); err != nil {
+			t.Fatal(err)
+		}
 		if got := tc.commandLine("show"); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -101,11 +107,11 @@ func TestViewOfBytes(t *testing.T) {
 func TestTableInNarrowTerminals(t *testing.T) {
 	record := idem.Record{Status: idem.InProgress, Attempt: 12, Lease: 30 * time.Second, TTL: 168 * time.Hour, Age: 12 * time.Hour}
 	for _, columns := range []int{70, 80, 120, 200} {
-		table := table{columns: columns}
+		var b bytes.Buffer
+		table := table{session: &session{stdout: &b}, columns: columns}
 		table.add(idem.Entry{Key: strings.Repeat("scope", 30) + "\x1f" + strings.Repeat("ключ", 30), Record: record})
 		table.add(idem.Entry{Key: "k", Record: record})
-		var b bytes.Buffer
-		if err := table.print(&b); err != nil {
+		if err := table.end(); err != nil {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(b.String()) {
@@ -114,4 +120,52 @@ func TestTableInNarrowTerminals(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A long list is printed piece by piece, with a new heading only where the columns
+// have become wider.
+func TestTableOfManyRows(t *testing.T) {
+	var b bytes.Buffer
+	table := table{session: &session{stdout: &b}, columns: 80}
+	add := func(n int, prefix string) {
+		t.Helper()
+		for i := range n {
+			err := table.add(idem.Entry{Key: fmt.Sprintf("%s%d", prefix, i), Record: idem.Record{Status: idem.Completed, Attempt: 1, TTL: 90 * time.Second}})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	rows := func() (headings, rows int) {
+		for line := range strings.Lines(b.String()) {
+			switch {
+			case strings.HasPrefix(line, "KEY"):
+				headings++
+			case line != "\n":
+				rows++
+			}
+		}
+		return headings, rows
+	}
+	want := func(what string, headings, n int) {
+		t.Helper()
+		if h, r := rows(); h != headings || r != n {
+			t.Errorf("%s: %d headings and %d rows, want %d and %d", what, h, r, headings, n)
+		}
+	}
+	add(tableRows-1, "key")
+	want("less than a piece", 0, 0)
+	add(1, "key")
+	want("one piece", 1, tableRows)
+	add(tableRows, "k")
+	want("narrower keys", 1, 2*tableRows)
+	add(tableRows, "much longer key ")
+	want("wider keys", 2, 3*tableRows)
+	add(tableRows, "scope\x1fkey")
+	want("a scope", 3, 4*tableRows)
+	add(3, "k")
+	if err := table.end(); err != nil {
+		t.Fatal(err)
+	}
+	want("the rest", 3, 4*tableRows+3)
 }
