@@ -117,6 +117,69 @@ type Watcher interface {
 	Watch(ctx context.Context, key, token string) error
 }
 
+// A Batcher is a Backend that takes many Swaps in one call, for less than they
+// cost one by one. It is found by type assertion; a Store on a Backend that is
+// none swaps several at a time.
+//
+//   - SwapAll does with each of the swaps what Swap would, and returns what Swap would return, one for each and in their order.
+//   - A swap that is refused or fails keeps no other from taking effect, unless it ends the transaction that they are part of.
+//   - Swaps of one key in one call take effect in their order.
+//   - SwapAll is idempotent by token, swap by swap: repeated because its reply was lost it finds what it has stored, and succeeds.
+//   - Calls with the same keys never wait for each other in a circle, whatever the order of the keys.
+//   - A SwapAll whose context is done returns promptly, with an error that wraps the context's for each swap whose outcome is unknown; if it was done before, nothing changes.
+//   - SwapAll in a transaction is visible to others when the transaction commits, and never if it rolls back.
+//
+// A Swap that would have to wait for something, such as another transaction's
+// end, must not hold up the others of its call: what is in the way is an attempt
+// in progress, or the swap fails.
+type Batcher interface {
+	// SwapAll does the swaps and returns what became of them.
+	SwapAll(ctx context.Context, swaps []Swap) []Swapped
+}
+
+// A Swap is one Swap of a [Batcher]'s call: its arguments.
+type Swap struct {
+	Key, Old string
+	New      Record
+}
+
+// Swapped is what one Swap of a [Batcher]'s call returns.
+type Swapped struct {
+	Record Record
+	Err    error
+}
+
+// InTurn calls swapAll with swaps of distinct keys, and again with those of keys
+// that were there before: the order of swaps of one key, once for every [Batcher]
+// that does a call's swaps all at once.
+func InTurn(swaps []Swap, swapAll func([]Swap) []Swapped) []Swapped {
+	seen := make(map[string]bool, len(swaps))
+	for _, s := range swaps {
+		seen[s.Key] = true
+	}
+	if len(seen) == len(swaps) {
+		return swapAll(swaps)
+	}
+	clear(seen)
+	var turns [2][]Swap // the first of their keys, and those after them
+	var of [2][]int
+	for i, s := range swaps {
+		turn := 0
+		if seen[s.Key] {
+			turn = 1
+		}
+		seen[s.Key] = true
+		turns[turn], of[turn] = append(turns[turn], s), append(of[turn], i)
+	}
+	swapped := make([]Swapped, len(swaps))
+	for turn, some := range turns {
+		for n, s := range InTurn(some, swapAll) {
+			swapped[of[turn][n]] = s
+		}
+	}
+	return swapped
+}
+
 // A Prober is a Backend that can tell from its own memory whether a key may have
 // a record. It is found by type assertion. Where it may, a [Store] reads before
 // it claims, and a replay costs no claim; a claim is decided by Swap as ever.

@@ -142,6 +142,46 @@ func TestBeginGivesALostClaimBack(t *testing.T) {
 	})
 }
 
+// The late packet arrives just while the claim is given back: after the storage has
+// said that it has no such claim, and before what takes its place.
+func TestClaimThatArrivesWhileItIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory.New()
+		swaps := 0
+		var late func()
+		s := open(t, swapper{mem, func(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
+			switch swaps++; swaps {
+			case 1:
+				late = func() { _, _ = mem.Swap(context.Background(), key, old, new) }
+				<-ctx.Done()
+				return idem.Record{}, ctx.Err()
+			case 3:
+				late()
+			}
+			return mem.Swap(ctx, key, old, new)
+		}}, &idem.Options{Lease: time.Hour})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, _, err := s.Begin(ctx, "k", payloadA); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Begin = %v", err)
+		}
+		synctest.Wait()
+		if r := lookup(t, open(t, mem, nil), "k"); r.Status != idem.Released {
+			t.Errorf("after %d swaps the key is %v, want it free", swaps, r.Status)
+		}
+	})
+}
+
+// A swapper is a backend whose Swap is a function. It is no Batcher.
+type swapper struct {
+	idem.Backend
+	swap func(ctx context.Context, key, old string, new idem.Record) (idem.Record, error)
+}
+
+func (b swapper) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
+	return b.swap(ctx, key, old, new)
+}
+
 // lateBackend delays the first Swap: it answers when its context is done, and is
 // executed when the test says so.
 type lateBackend struct {

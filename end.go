@@ -41,8 +41,12 @@ var errNoClaim = fmt.Errorf("%w: there is no claim; Begin did not grant one", Er
 // [ErrUnavailable] means that the result may have been recorded or not: call
 // Complete again, with the same result. Do not run the operation again.
 func (s *Store) Complete(ctx context.Context, c *Claim, r Result) error {
+	return s.update(ctx, c, s.toComplete(r))
+}
+
+func (s *Store) toComplete(r Result) step {
 	r = r.limit(s.opts.MaxResult)
-	return s.update(ctx, c, step{op: "complete", ends: true, next: func(now Record) (Record, error) {
+	return step{op: "complete", ends: true, next: func(now Record) (Record, error) {
 		switch now.Status {
 		case Completed:
 			if !now.Result.Equal(r) {
@@ -53,7 +57,7 @@ func (s *Store) Complete(ctx context.Context, c *Claim, r Result) error {
 			return Record{}, ErrLost
 		}
 		return s.completed(now, r), nil
-	}})
+	}}
 }
 
 // completed returns the record by which the attempt of now is done.
@@ -75,12 +79,16 @@ func (s *Store) completed(now Record, r Result) Record {
 // A claim with Takeover speaks for itself only. The attempt before it may have
 // had its effect, so its Release ends like Abandon.
 func (s *Store) Release(ctx context.Context, c *Claim) error {
-	return s.update(ctx, c, step{op: "release", ends: true, quit: true, next: func(now Record) (Record, error) {
+	return s.update(ctx, c, s.toRelease(c))
+}
+
+func (s *Store) toRelease(c *Claim) step {
+	return step{op: "release", ends: true, quit: true, next: func(now Record) (Record, error) {
 		if now.Status != InProgress || now.Lease == 0 {
 			return Record{}, errNothingToDo
 		}
 		return s.endOfRelease(c, now), nil
-	}})
+	}}
 }
 
 // endOfRelease returns the record that c leaves behind when it had no effect.
@@ -106,12 +114,16 @@ func (s *Store) released(now Record) Record {
 // next is up to the LapsePolicy. It does nothing once the claim has ended or is
 // lost.
 func (s *Store) Abandon(ctx context.Context, c *Claim) error {
-	return s.update(ctx, c, step{op: "abandon", ends: true, quit: true, next: func(now Record) (Record, error) {
+	return s.update(ctx, c, s.toAbandon())
+}
+
+func (s *Store) toAbandon() step {
+	return step{op: "abandon", ends: true, quit: true, next: func(now Record) (Record, error) {
 		if now.Status != InProgress || now.Lease == 0 {
 			return Record{}, errNothingToDo
 		}
 		return s.abandoned(now), nil
-	}})
+	}}
 }
 
 func (s *Store) abandoned(now Record) Record {
@@ -123,7 +135,7 @@ func (s *Store) abandoned(now Record) Record {
 // claim has ended or is lost, Extend creates nothing and returns [ErrLost]:
 // stop.
 func (s *Store) Extend(ctx context.Context, c *Claim) error {
-	return s.renew(ctx, "extend", c, nil)
+	return s.update(ctx, c, s.toRenew("extend", nil))
 }
 
 // Checkpoint notes down, for whoever takes over, how far the operation has got,
@@ -132,11 +144,11 @@ func (s *Store) Extend(ctx context.Context, c *Claim) error {
 // called with. The note is at most Options.MaxResult bytes, else ErrOptions.
 func (s *Store) Checkpoint(ctx context.Context, c *Claim, note []byte) error {
 	note = cloneBytes(note)
-	return s.renew(ctx, "checkpoint", c, &note)
+	return s.update(ctx, c, s.toRenew("checkpoint", &note))
 }
 
-func (s *Store) renew(ctx context.Context, op string, c *Claim, note *[]byte) error {
-	return s.update(ctx, c, step{op: op, next: func(now Record) (Record, error) {
+func (s *Store) toRenew(op string, note *[]byte) step {
+	return step{op: op, next: func(now Record) (Record, error) {
 		now, err := s.renewed(now)
 		if err == nil && note != nil {
 			if len(*note) > s.opts.MaxResult {
@@ -145,7 +157,7 @@ func (s *Store) renew(ctx context.Context, op string, c *Claim, note *[]byte) er
 			now.Checkpoint = *note
 		}
 		return now, err
-	}})
+	}}
 }
 
 // renewed returns the record by which an attempt goes on.
@@ -171,47 +183,76 @@ func (s *Store) update(ctx context.Context, c *Claim, do step) error {
 	return err
 }
 
-// write writes what the step makes of the claim's record. If it finds a later
-// record of the same attempt in the way, written by another copy of the claim
-// or by a call whose answer was lost, it goes on from that record.
+// write writes what the step makes of the claim's record.
 func (s *Store) write(ctx context.Context, c *Claim, do step) error {
-	c.mu.Lock()
-	now, over := c.last, c.over
-	c.mu.Unlock()
-	if over && do.quit {
+	w := newWriting(c, do)
+	if w.over {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return notAsked(ctx)
 	}
 	for range 1000 { // see errKeptChanging
-		next, err := do.next(now)
-		if err == errNothingToDo {
-			s.remember(c, do, now, time.Time{})
-			return nil
+		if ended, err := s.prepare(&w); ended {
+			return err
 		}
-		if err != nil {
-			return s.fail(do.op, c.Key, now, err)
-		}
-		next.Token = newToken(c.id)
-		sent := time.Now()
-		got, err := s.swap(ctx, c.stored, now.Token, next)
-		switch {
-		case err != nil:
-			return classify(err)
-		case got.Token == next.Token:
-			s.remember(c, do, next, sent)
-			return nil
-		case got.attemptID() == c.id:
-			now = got
-		case do.quit:
-			s.remember(c, do, now, sent)
-			return nil
-		default:
-			return s.fail(do.op, c.Key, got, ErrLost)
+		got, err := s.swap(ctx, c.stored, w.now.Token, w.next)
+		if ended, err := s.settle(&w, got, err); ended {
+			return err
 		}
 	}
 	return errKeptChanging
+}
+
+// A writing is a step of a claim on its way into the storage.
+type writing struct {
+	c    *Claim
+	do   step
+	over bool   // there is nothing to do for it any more
+	now  Record // what is stored, as far as it is known
+	next Record // what is to take its place
+	sent time.Time
+}
+
+func newWriting(c *Claim, do step) writing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return writing{c: c, do: do, over: c.over && do.quit, now: c.last}
+}
+
+// prepare sets the record that the step leads to, or ends without a Swap.
+func (s *Store) prepare(w *writing) (ended bool, err error) {
+	w.next, err = w.do.next(w.now)
+	switch {
+	case err == errNothingToDo:
+		s.remember(w.c, w.do, w.now, time.Time{})
+		return true, nil
+	case err != nil:
+		return true, s.fail(w.do.op, w.c.Key, w.now, err)
+	}
+	w.next.Token = newToken(w.c.id)
+	w.sent = time.Now()
+	return false, nil
+}
+
+// settle ends the step with what its Swap returned. If a later record of the
+// same attempt is in the way, written by another copy of the claim or by a call
+// whose answer was lost, the step goes on from that record.
+func (s *Store) settle(w *writing, got Record, err error) (ended bool, _ error) {
+	switch {
+	case err != nil:
+		return true, classify(err)
+	case got.Token == w.next.Token:
+		s.remember(w.c, w.do, w.next, w.sent)
+		return true, nil
+	case got.attemptID() == w.c.id:
+		w.now = got
+		return false, nil
+	case w.do.quit:
+		s.remember(w.c, w.do, w.now, w.sent)
+		return true, nil
+	}
+	return true, s.fail(w.do.op, w.c.Key, got, ErrLost)
 }
 
 // remember notes in the claim what a step has come to. A transaction may still

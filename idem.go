@@ -44,6 +44,15 @@
 // decided. Package janitor finds such attempts and calls a function of the program
 // that finds out what they did; it also deletes records whose retention is over.
 //
+// # Batches
+//
+// A consumer that fetches a hundred messages, or an import, need not pay a round
+// trip for each of them: [Store.DoAll] is Do for many keys, and [Store.BeginAll],
+// [Store.CompleteAll] and their like are the calls it consists of. Each item has an
+// outcome of its own, the same as if it had come alone, and batches with the same
+// keys never wait for each other. On PostgreSQL and Redis a batch is one round trip
+// (see [Batcher]).
+//
 // # Transactions
 //
 // Where the business data lives in the same database, claim, change and result
@@ -254,197 +263,6 @@ func (s *Store) With(b Backend) *Store {
 // Options returns the Store's options with the defaults filled in.
 func (s *Store) Options() Options { return s.opts }
 
-// Begin asks for the key. It returns exactly one of three:
-//
-//   - a Claim: the caller runs the operation and ends the claim;
-//   - the completed record: the caller replays its Result;
-//   - an error: [ErrInProgress] while another attempt runs, with RetryAfter;
-//     [ErrMismatch] if the key was used with another payload; [ErrUnresolved]
-//     under Hold if an attempt ended without a known outcome; [ErrKey]; or that
-//     the storage failed, and the operation must not run.
-//
-// A caller that is refused has written nothing. If the storage fails without
-// saying whether it has stored the claim, Begin repeats the same claim for up to
-// 3 s, as long as ctx lives, and then tries to give it back, so that nobody is
-// locked out by his own lost claim. A storage that does not answer at all is
-// waited for until ctx is done.
-//
-// The claim's lease has begun when Begin was called, not when it returned.
-func (s *Store) Begin(ctx context.Context, key string, fp Fingerprint) (*Claim, *Record, error) {
-	if s.opts.Observe == nil { // a replay is quick enough for a look at the clock to count
-		return s.begin(ctx, key, fp)
-	}
-	start := time.Now()
-	c, done, err := s.begin(ctx, key, fp)
-	s.observe(ctx, "begin", key, start, c, done, err)
-	return c, done, err
-}
-
-func (s *Store) begin(ctx context.Context, key string, fp Fingerprint) (*Claim, *Record, error) {
-	stored, err := s.stored(key)
-	if err != nil {
-		return nil, nil, s.fail("begin", key, Record{}, err)
-	}
-	present := s.foresee(ctx, stored)
-	var c *Claim
-	var token string
-	for range 1000 { // see errKeptChanging
-		done, err := s.judge(present, fp)
-		if err == ErrMismatch {
-			// The first payload's answer is none of this caller's business.
-			present.Result, present.Checkpoint = Result{}, nil
-		}
-		if err != nil {
-			return nil, nil, s.fail("begin", key, present, err)
-		}
-		if done {
-			return nil, &present, nil
-		}
-		if c == nil {
-			c, token = newClaim(stored, key)
-		}
-		claim := s.claimRecord(c, token, present, fp)
-		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
-			return nil, nil, s.fail("begin", key, Record{}, err)
-		}
-		if present.Token == claim.Token {
-			return c, nil, nil
-		}
-		token = "" // of a Swap that did not take place; the next is another one
-	}
-	return nil, nil, s.fail("begin", key, present, errKeptChanging)
-}
-
-// foresee returns the record of a key that a [Prober] may have one of, to begin
-// with. If that fails, the Swap that follows has the error to tell.
-func (s *Store) foresee(ctx context.Context, stored string) Record {
-	p, ok := s.backend.(Prober)
-	if !ok || s.bound || !p.Probe(stored) {
-		return Record{}
-	}
-	r, err := s.backend.Get(ctx, stored)
-	if err != nil {
-		return Record{}
-	}
-	return r.normal()
-}
-
-// judge says what a request with fp is told where present is stored: the key is
-// free for it (false, nil), done, or what is in the way.
-func (s *Store) judge(present Record, fp Fingerprint) (done bool, err error) {
-	switch present.Status {
-	case 0, Released:
-		return false, nil
-	case InProgress, Completed:
-	default:
-		return false, fmt.Errorf("%w: unknown status %d", ErrCorrupt, present.Status)
-	}
-	switch {
-	case present.Fingerprint != fp:
-		return false, ErrMismatch
-	case present.Status == Completed:
-		return true, nil
-	case !present.Lapsed():
-		return false, ErrInProgress
-	case s.opts.OnLapse == Hold:
-		return false, ErrUnresolved
-	}
-	return false, nil
-}
-
-// claimRecord returns the record by which c takes the key from present, and
-// tells c what it will hold if that succeeds. Without a token it draws one.
-func (s *Store) claimRecord(c *Claim, token string, present Record, fp Fingerprint) Record {
-	if token == "" {
-		token = newToken(c.id)
-	}
-	now := time.Now() // before the first packet: that may be the one that counts
-	c.leasedAt = now
-	c.last = Record{
-		Token:       token,
-		Status:      InProgress,
-		Attempt:     present.Attempt + 1,
-		Fence:       max(present.Fence+1, now.UnixMicro()),
-		Fingerprint: fp,
-		Lease:       s.opts.Lease,
-		TTL:         s.claimTTL(),
-	}
-	c.Takeover = present.Status == InProgress
-	if c.Takeover {
-		c.last.Checkpoint = present.Checkpoint
-	}
-	c.frees = !c.Takeover
-	c.Attempt, c.Fence, c.Fingerprint = c.last.Attempt, c.last.Fence, fp
-	c.Checkpoint = cloneBytes(c.last.Checkpoint)
-	return c.last
-}
-
-// claimTTL is how long a record in progress is kept. A Store that goes on with a
-// claim of another Store does not make that shorter: what is not forgotten by
-// age under Hold is not forgotten because somebody with other options looked
-// after it.
-func (s *Store) claimTTL() time.Duration {
-	if s.opts.OnLapse == Hold {
-		return held
-	}
-	return s.opts.Lease + s.opts.Retention
-}
-
-// swapClaim puts claim in the place of present. If the storage fails without
-// saying whether it did, it repeats the same Swap, which then finds its own
-// token, and gives the claim back at the end.
-func (s *Store) swapClaim(ctx context.Context, c *Claim, present, claim Record) (Record, error) {
-	if ctx.Err() != nil {
-		return Record{}, notAsked(ctx)
-	}
-	giveUp := c.leasedAt.Add(repeatFor)
-	unsure := false
-	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 500*time.Millisecond) {
-		got, err := s.swap(ctx, c.stored, present.Token, claim)
-		if err == nil {
-			return got, nil
-		}
-		unsure = unsure || ambiguous(err)
-		again := ambiguous(err) && !s.bound && time.Now().Add(delay).Before(giveUp) && pause(ctx, delay)
-		if again {
-			continue
-		}
-		if unsure && !s.bound {
-			if ctx.Err() != nil {
-				go s.giveBack(ctx, c, present, claim) // the caller is not kept waiting
-			} else {
-				s.giveBack(ctx, c, present, claim)
-			}
-		}
-		return Record{}, classify(err)
-	}
-}
-
-// giveBack tries once to undo a claim that may or may not have been stored in
-// the place of present.
-func (s *Store) giveBack(ctx context.Context, c *Claim, present, claim Record) {
-	ctx, cancel := detach(ctx)
-	defer cancel()
-	end := s.endOfRelease(c, claim)
-	end.Token = newToken(c.id)
-	got, err := s.swap(ctx, c.stored, claim.Token, end)
-	if err == nil && got.Token == present.Token {
-		// The claim has not arrived and may be on its way. What it would have
-		// ended as, in its place already, makes it come too late.
-		_, _ = s.swap(ctx, c.stored, present.Token, end)
-	}
-}
-
-// swap is the backend's Swap. A context that was done before is an error here,
-// so that no backend can forget it.
-func (s *Store) swap(ctx context.Context, stored, old string, new Record) (Record, error) {
-	if ctx.Err() != nil {
-		return Record{}, NoEffect(notAsked(ctx))
-	}
-	r, err := s.backend.Swap(ctx, stored, old, new)
-	return r.normal(), err
-}
-
 // Lookup returns the record under key, whatever its state, or the zero Record
 // if there is none.
 func (s *Store) Lookup(ctx context.Context, key string) (Record, error) {
@@ -488,6 +306,16 @@ func (s *Store) fail(op, key string, present Record, err error) error {
 		return err
 	}
 	return &Error{Op: op, Key: key, Record: present, Err: err}
+}
+
+// swap is the backend's Swap. A context that was done before is an error here,
+// so that no backend can forget it.
+func (s *Store) swap(ctx context.Context, stored, old string, new Record) (Record, error) {
+	if ctx.Err() != nil {
+		return Record{}, NoEffect(notAsked(ctx))
+	}
+	r, err := s.backend.Swap(ctx, stored, old, new)
+	return r.normal(), err
 }
 
 // detach returns a context for cleaning up after a caller that may be gone.

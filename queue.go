@@ -43,7 +43,7 @@ const (
 )
 
 // Settle says what a consumer tells its broker about a message, given the error
-// of the Do, DoTx, Call or Begin and Complete that handled it. delivery is the
+// of the Do, DoTx, Run, Call or Begin and Complete that handled it. delivery is the
 // broker's count of the deliveries of this message, 1 for the first; where the
 // broker has none, 1 will do.
 //

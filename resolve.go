@@ -105,22 +105,22 @@ func (s *Store) reclaim(ctx context.Context, key string, attempt int) (*Claim, e
 	if err != nil {
 		return nil, err
 	}
-	c, token := newClaim(storedKey(s.scope, key), key)
+	a := asking{stored: storedKey(s.scope, key), key: key, present: present}
 	for range 1000 { // see errKeptChanging
-		if err := decidable(present, attempt); err != nil {
-			return nil, s.fail("reclaim", key, present, err)
+		if err := decidable(a.present, attempt); err != nil {
+			return nil, s.fail("reclaim", key, a.present, err)
 		}
-		claim := s.claimRecord(c, token, present, present.Fingerprint)
-		claim.TTL = max(claim.TTL, present.TTL) // see claimTTL
-		c.last = claim
-		if present, err = s.swapClaim(ctx, c, present, claim); err != nil {
+		a.fp = a.present.Fingerprint
+		a.prepare(s)
+		a.claim.TTL = max(a.claim.TTL, a.present.TTL) // see claimTTL
+		a.c.last = a.claim
+		if err := s.swapClaim(ctx, &a); err != nil {
 			return nil, s.fail("reclaim", key, Record{}, err)
 		}
-		if present.Token == claim.Token {
-			c.frees = true // not before it is granted: giving back must not free the key
-			return c, nil
+		if a.granted() {
+			a.c.frees = true // not before it is granted: giving back must not free the key
+			return a.c, nil
 		}
-		token = "" // as in begin
 	}
-	return nil, s.fail("reclaim", key, present, errKeptChanging)
+	return nil, s.fail("reclaim", key, a.present, errKeptChanging)
 }

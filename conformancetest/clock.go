@@ -3,6 +3,7 @@ package conformancetest
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -134,6 +135,27 @@ func (h *hasty) Get(ctx context.Context, key string) (idem.Record, error) {
 func (h *hasty) Swap(ctx context.Context, key, old string, r idem.Record) (idem.Record, error) {
 	got, err := h.b.Swap(ctx, key, old, h.in(r))
 	return h.out(got), err
+}
+
+// SwapAll makes every hasty backend a Batcher; what is none swaps one by one.
+func (h *hasty) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	swapped := make([]idem.Swapped, len(swaps))
+	b, ok := h.b.(idem.Batcher)
+	if !ok {
+		for i, s := range swaps {
+			swapped[i].Record, swapped[i].Err = h.Swap(ctx, s.Key, s.Old, s.New)
+		}
+		return swapped
+	}
+	stored := slices.Clone(swaps)
+	for i := range stored {
+		stored[i].New = h.in(stored[i].New)
+	}
+	swapped = b.SwapAll(ctx, stored)
+	for i := range swapped {
+		swapped[i].Record = h.out(swapped[i].Record)
+	}
+	return swapped
 }
 
 func (h *hasty) Sweep(ctx context.Context, limit int) (int, error) { return h.b.Sweep(ctx, limit) }

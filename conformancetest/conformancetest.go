@@ -110,13 +110,14 @@ func Run(t *testing.T, h Harness) {
 // groups is the table of contents.
 var groups = []group{
 	{"Backend", slices.Concat(swapCases, readCases, keyCases, timeCases, sweepCases, failCases)},
-	{"Tx", txCases},
+	{"Tx", slices.Concat(txCases, batchTxCases)},
 	{"Lister", listCases},
 	{"Watcher", watchCases},
+	{"Batcher", batchCases},
 	{"Prober", probeCases},
 	{"Model", modelCases},
 	{"Store", storeCases},
-	{"StoreTx", storeTxCases},
+	{"StoreTx", slices.Concat(storeTxCases, manyTxCases)},
 }
 
 type group struct {
@@ -153,6 +154,7 @@ const (
 	needWrites  need = "Harness.Writes"
 	needLister  need = "idem.Lister"
 	needWatcher need = "idem.Watcher"
+	needBatcher need = "idem.Batcher"
 	needProber  need = "idem.Prober"
 )
 
@@ -177,6 +179,8 @@ func (n need) missing(h Harness, b idem.Backend) string {
 		return n.unlessBackend(b, isA[idem.Watcher])
 	case needProber:
 		return n.unlessBackend(b, isA[idem.Prober])
+	case needBatcher:
+		return n.unlessBackend(b, isA[idem.Batcher])
 	}
 	if !has {
 		return "not tested: " + string(n) + " is nil"

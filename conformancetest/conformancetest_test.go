@@ -67,7 +67,7 @@ func TestSkipsByName(t *testing.T) {
 			}
 		}
 	}
-	for _, n := range []need{needPeer, needAdvance, needInTx, needBreak, needWrites, needLister, needWatcher, needProber} {
+	for _, n := range []need{needPeer, needAdvance, needInTx, needBreak, needWrites, needLister, needWatcher, needProber, needBatcher} {
 		if skipped[n] == 0 {
 			t.Errorf("no case needs %s", n)
 		}

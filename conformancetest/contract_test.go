@@ -19,7 +19,7 @@ func TestRulesAreTheContract(t *testing.T) {
 			quoted[c.rule] = true
 		}
 	}
-	for _, name := range []string{"Backend", "Lister", "Watcher", "Prober"} {
+	for _, name := range []string{"Backend", "Lister", "Watcher", "Prober", "Batcher"} {
 		all.WriteString(words(docs[name]) + "\n")
 		rules := bullets(docs[name])
 		if len(rules) < 2 {

@@ -38,6 +38,7 @@ type storage struct {
 	changed chan struct{} // closed by the next write
 	broken  bool
 	writes  uint64
+	locks   map[string]chan struct{} // of the fault that locks keys
 }
 
 type entry struct {
@@ -269,6 +270,11 @@ func (h *handle) Swap(ctx context.Context, key, old string, r idem.Record) (idem
 		return idem.Record{}, err
 	}
 	defer h.mu.Unlock()
+	return h.swap(key, old, r)
+}
+
+// swap does one Swap. The caller has the storage.
+func (h *handle) swap(key, old string, r idem.Record) (idem.Record, error) {
 	present := h.live(key)
 	if h.is("looks first and writes later") {
 		h.others()

@@ -16,7 +16,7 @@ var mutants = []struct {
 	caughtBy string // cases, separated by blanks; each has to fail
 	options  []func(*storage)
 }{
-	{fault: "looks first and writes later", caughtBy: "Backend/ConcurrentCreate Backend/ConcurrentReplace Backend/PeerCreate Store/CL-1/ManyCallers", options: options(optimistic)},
+	{fault: "looks first and writes later", caughtBy: "Backend/ConcurrentCreate Backend/ConcurrentReplace Backend/PeerCreate Batcher/OneOwner Store/CL-1/ManyCallers", options: options(optimistic)},
 	{fault: "ignores the old token", caughtBy: "Backend/ReplaceConflict Model/Random Store/LS-3/StaleHolder"},
 	{fault: "overwrites", caughtBy: "Backend/CreateConflict Backend/ConcurrentCreate Store/CL-3/FinishedStays Store/PE-9/InFlight"},
 	{fault: "creates with any token", caughtBy: "Backend/ReplaceAbsent Backend/ExpiredReplace"},
@@ -50,7 +50,7 @@ var mutants = []struct {
 	{fault: "takes keys for patterns", caughtBy: "Backend/Keys Backend/KeyPatterns"},
 
 	{fault: "returns expired records", caughtBy: "Backend/ExpiredGet Backend/Expiry"},
-	{fault: "lets expired records block", caughtBy: "Backend/ExpiredCreate Backend/ExpiredRace"},
+	{fault: "lets expired records block", caughtBy: "Backend/ExpiredCreate Backend/ExpiredRace Batcher/Expired"},
 	{fault: "expires too late", caughtBy: "Backend/Expiry", options: options(frozen)},
 	{fault: "expires with the lease", caughtBy: "Backend/ExpiryNotLease"},
 	{fault: "adds up times that overflow", caughtBy: "Backend/ExpiryLong"},
@@ -95,6 +95,16 @@ var mutants = []struct {
 	{fault: "watches what has changed already", caughtBy: "Watcher/AtOnce"},
 	{fault: "watches without a context", caughtBy: "Watcher/ContextEnds Watcher/ContextDone"},
 	{fault: "hides the context's end", caughtBy: "Watcher/ContextEnds"},
+
+	{fault: "answers many in the order of their keys", caughtBy: "Batcher/Each Batcher/Sizes"},
+	{fault: "answers too few of many", caughtBy: "Batcher/Sizes"},
+	{fault: "swaps all of many or none", caughtBy: "Batcher/Each Batcher/Refused"},
+	{fault: "stops many at the first refusal", caughtBy: "Batcher/Each Batcher/Refused"},
+	{fault: "judges many by what was there before", caughtBy: "Batcher/SameKey"},
+	{fault: "repeats nothing of many", caughtBy: "Batcher/Repeat Store/Many/ReplyLost"},
+	{fault: "locks many keys as they come", caughtBy: "Batcher/Circle"},
+	{fault: "swaps many without a context", caughtBy: "Batcher/ContextDone"},
+	{fault: "writes many through transactions", caughtBy: "Tx/Batch StoreTx/Many"},
 }
 
 func options(o ...func(*storage)) []func(*storage) { return o }

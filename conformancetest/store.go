@@ -12,7 +12,7 @@ import (
 
 // storeCases are stories: what a Store promises, told on the storage under
 // test. They begin with the id of the fault that somebody once had.
-var storeCases = slices.Concat(claimCases, leaseCases, holdCases, keyStoreCases, resultCases, retentionCases, faultCases, doCases)
+var storeCases = slices.Concat(claimCases, leaseCases, holdCases, keyStoreCases, resultCases, retentionCases, faultCases, doCases, manyCases, manyDoCases)
 
 var (
 	payload      = idem.FingerprintOf([]byte("pay 10 to A"))

@@ -94,8 +94,8 @@ func (o *Options) withDefaults() (Options, error) {
 	return with, nil
 }
 
-// A Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
-// [idem.Prober] on a bbolt file. It is safe for concurrent use, except for one that WithTx has bound
+// A Backend implements [idem.Backend], [idem.Lister], [idem.Watcher],
+// [idem.Prober] and [idem.Batcher] on a bbolt file. It is safe for concurrent use, except for one that WithTx has bound
 // to a transaction.
 type Backend struct {
 	*core
@@ -291,31 +291,44 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 		return idem.Record{}, idem.NoEffect(err)
 	}
 	defer b.leave()
-	w := &write{key: key, hash: b.index.hash(key), old: old, token: new.Token}
+	w, err := b.newWrite(ctx, key, old, new)
+	switch {
+	case err != nil || w.settled:
+	case b.bound != nil:
+		err = b.bound.swap(ctx, w)
+	default:
+		err = b.write(ctx, w)[0]
+	}
+	return w.outcome(new, err)
+}
+
+// newWrite returns a Swap on its way, which is settled if there is nothing to
+// write.
+func (b *Backend) newWrite(ctx context.Context, key, old string, new idem.Record) (w *write, err error) {
+	w = &write{key: key, hash: b.index.hash(key), old: old, token: new.Token}
 	// A caller that knows the record it replaces is rarely wrong, and asks the
 	// writer.
 	if b.bound == nil && (old == "" && b.index.known(w.hash) || b.readOnly) {
-		present, err := b.lookup(ctx, key)
+		w.present, err = b.lookup(ctx, key)
 		if err != nil {
-			return idem.Record{}, idem.NoEffect(err)
+			return w, idem.NoEffect(err)
 		}
-		if w.decided(present.Token) {
-			return present, nil
+		if w.settled = w.decided(w.present.Token); w.settled {
+			return w, nil
 		}
 	}
-	var err error
 	if w.value, err = encode(key, new); err != nil {
-		return idem.Record{}, idem.NoEffect(b.failed("swap", err))
+		return w, idem.NoEffect(b.failed("swap", err))
+	}
+	if b.readOnly && b.bound == nil {
+		return w, idem.NoEffect(b.failed("swap", errReadOnly))
 	}
 	w.log = logOf(new)
-	switch {
-	case b.bound != nil:
-		err = b.bound.swap(ctx, w)
-	case b.readOnly:
-		err = idem.NoEffect(b.failed("swap", errReadOnly))
-	default:
-		err = b.write(ctx, w)
-	}
+	return w, nil
+}
+
+// outcome returns what a Swap of new returns that has ended with err.
+func (w *write) outcome(new idem.Record, err error) (idem.Record, error) {
 	switch {
 	case err != nil:
 		return idem.Record{}, err
@@ -325,6 +338,41 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	new = new.Clone()
 	new.Age = 0
 	return new, nil
+}
+
+// SwapAll implements [idem.Batcher], in one commit for each 2,048 swaps.
+func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	if err := b.check(ctx); err != nil {
+		swapped := make([]idem.Swapped, len(swaps))
+		for i := range swapped {
+			swapped[i].Err = idem.NoEffect(err)
+		}
+		return swapped
+	}
+	defer b.leave()
+	return idem.InTurn(swaps, func(swaps []idem.Swap) []idem.Swapped {
+		swapped := make([]idem.Swapped, len(swaps))
+		all, errs := make([]*write, len(swaps)), make([]error, len(swaps))
+		var queue []*write
+		var of []int
+		for i, s := range swaps {
+			all[i], errs[i] = b.newWrite(ctx, s.Key, s.Old, s.New)
+			switch {
+			case errs[i] != nil || all[i].settled:
+			case b.bound != nil:
+				errs[i] = b.bound.swap(ctx, all[i])
+			default:
+				queue, of = append(queue, all[i]), append(of, i)
+			}
+		}
+		for n, err := range b.write(ctx, queue...) {
+			errs[of[n]] = err
+		}
+		for i, w := range all {
+			swapped[i].Record, swapped[i].Err = w.outcome(swaps[i].New, errs[i])
+		}
+		return swapped
+	})
 }
 
 // sweepBatch is how many records are deleted in one transaction: other callers
@@ -349,7 +397,7 @@ func (b *Backend) Sweep(ctx context.Context, limit int) (n int, err error) {
 			return n, err
 		}
 		w := &write{sweep: min(limit-n, sweepBatch)}
-		if err := b.write(ctx, w); err != nil {
+		if err := b.write(ctx, w)[0]; err != nil {
 			return n, err
 		}
 		if n += w.swept; w.swept < w.sweep {

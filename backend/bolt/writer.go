@@ -30,6 +30,7 @@ type write struct {
 	ctx  context.Context
 	done chan struct{} // closed when the results are set
 
+	settled bool        // there is nothing to write
 	present idem.Record // what is in the way of a Swap
 	swapped bool
 	swept   int
@@ -57,12 +58,19 @@ const (
 	maxBatchBytes = 16 << 20
 )
 
-// write queues w and waits for its results or for ctx.
-func (c *core) write(ctx context.Context, w *write) error {
-	w.ctx, w.done = ctx, make(chan struct{})
+// write queues writes together and waits for their results or for ctx. It returns
+// an error, or nil, for each.
+func (c *core) write(ctx context.Context, ws ...*write) []error {
+	errs := make([]error, len(ws))
+	if len(ws) == 0 {
+		return errs
+	}
+	for _, w := range ws {
+		w.ctx, w.done = ctx, make(chan struct{})
+	}
 	q := &c.writer
 	q.mu.Lock()
-	q.queue = append(q.queue, w)
+	q.queue = append(q.queue, ws...)
 	if !q.leading {
 		q.leading = true
 		// The leader is a goroutine of its own, since nothing can interrupt it:
@@ -71,25 +79,42 @@ func (c *core) write(ctx context.Context, w *write) error {
 		q.leaders.Go(c.lead)
 	}
 	q.mu.Unlock()
-	select {
-	case <-w.done:
-		return w.err
-	case <-ctx.Done():
+	for i, w := range ws {
+		select {
+		case <-w.done:
+			errs[i] = w.err
+		case <-ctx.Done():
+			c.leaveQueue(ctx, ws[i:], errs[i:])
+			return errs
+		}
 	}
+	return errs
+}
+
+// leaveQueue gives up writes that are not answered.
+func (c *core) leaveQueue(ctx context.Context, ws []*write, errs []error) {
+	leaves, queued := make(map[*write]bool, len(ws)), make(map[*write]bool)
+	for _, w := range ws {
+		leaves[w] = true
+	}
+	q := &c.writer
 	q.mu.Lock()
-	i := slices.Index(q.queue, w)
-	if i >= 0 {
-		q.queue = slices.Delete(q.queue, i, i+1)
-	}
+	q.queue = slices.DeleteFunc(q.queue, func(w *write) bool {
+		queued[w] = leaves[w]
+		return leaves[w]
+	})
 	q.mu.Unlock()
-	if i >= 0 {
-		return idem.NoEffect(c.gaveUp(ctx, "waiting for the writer"))
-	}
-	select {
-	case <-w.done:
-		return w.err
-	default: // it is being committed
-		return c.gaveUp(ctx, "waiting for the commit")
+	for i, w := range ws {
+		if queued[w] {
+			errs[i] = idem.NoEffect(c.gaveUp(ctx, "waiting for the writer"))
+			continue
+		}
+		select {
+		case <-w.done:
+			errs[i] = w.err
+		default: // it is being committed
+			errs[i] = c.gaveUp(ctx, "waiting for the commit")
+		}
 	}
 }
 

@@ -19,7 +19,8 @@ import (
 	"github.com/idem-go/idem"
 )
 
-// Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher].
+// Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
+// [idem.Batcher].
 type Backend struct {
 	mu       sync.RWMutex
 	records  map[string]entry
@@ -66,9 +67,29 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.swap(key, old, new), nil
+}
+
+// SwapAll implements [idem.Batcher].
+func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	swapped := make([]idem.Swapped, len(swaps))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, sw := range swaps {
+		if err := ctx.Err(); err != nil {
+			swapped[i].Err = idem.NoEffect(err)
+			continue
+		}
+		swapped[i].Record = b.swap(sw.Key, sw.Old, sw.New)
+	}
+	return swapped
+}
+
+// swap does one Swap. b.mu is held.
+func (b *Backend) swap(key, old string, new idem.Record) idem.Record {
 	present := b.live(key)
 	if present.Token != old || present.Token == new.Token {
-		return present.Clone(), nil
+		return present.Clone()
 	}
 	new.Age = 0
 	if _, ok := b.records[key]; !ok {
@@ -77,7 +98,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 	b.records[key] = entry{new.Clone(), b.now()}
 	b.wake(key)
 	b.free(2)
-	return new, nil
+	return new
 }
 
 // wake tells those who watch key that its record has changed.

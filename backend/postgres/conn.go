@@ -54,6 +54,7 @@ func exec(ctx context.Context, s session, sql string, args ...any) error {
 type pgxSession struct {
 	q interface {
 		Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+		SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 	}
 }
 

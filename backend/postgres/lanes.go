@@ -108,6 +108,62 @@ func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
 	return reply{}, ctx.Err() // it is on its way
 }
 
+// askAll runs operations in as few round trips as they fit in.
+func (l *lanes) askAll(ctx context.Context, ops []operation) []result {
+	calls := make([]*call, len(ops))
+	now := time.Now()
+	for i, op := range ops {
+		calls[i] = &call{ctx: ctx, op: op, done: make(chan struct{}), queued: now}
+	}
+	l.mu.Lock()
+	if len(l.queue) == 0 {
+		l.watch()
+	}
+	l.queue = append(l.queue, calls...)
+	for l.busy == 0 || l.busy < l.limit.lanes && len(l.queue) > l.busy*largeBatch {
+		l.open()
+	}
+	l.mu.Unlock()
+
+	results := make([]result, len(calls))
+	for i, c := range calls {
+		select {
+		case <-c.done:
+			results[i] = result{c.reply, c.err}
+			continue
+		case <-ctx.Done():
+		}
+		l.leave(ctx, calls[i:], results[i:])
+		break
+	}
+	return results
+}
+
+// leave gives up calls that are not answered.
+func (l *lanes) leave(ctx context.Context, calls []*call, results []result) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	leaves, queued := make(map[*call]bool, len(calls)), make(map[*call]bool)
+	for _, c := range calls {
+		leaves[c] = true
+	}
+	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool {
+		queued[c] = leaves[c]
+		return leaves[c]
+	})
+	for i, c := range calls {
+		select {
+		case <-c.done:
+			results[i] = result{c.reply, c.err}
+		default:
+			results[i].err = ctx.Err() // it is on its way
+			if queued[c] {
+				results[i].err = &unavailable{ctx.Err()}
+			}
+		}
+	}
+}
+
 // open opens a lane, which closes itself when nobody queues. l.mu is held.
 func (l *lanes) open() {
 	l.busy++

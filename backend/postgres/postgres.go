@@ -48,8 +48,8 @@ type Options struct {
 	Listen string
 }
 
-// Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on a table
-// of PostgreSQL. It is safe for concurrent use.
+// Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
+// [idem.Batcher] on a table of PostgreSQL. It is safe for concurrent use.
 type Backend struct {
 	opts          Options
 	table         string // quoted
@@ -178,20 +178,30 @@ func pause(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// ask runs an operation by itself, and mends what a clock that was set back has
-// left behind.
+// mostTries is how often an operation is sent that a broken connection gets in the
+// way of.
+const mostTries = 3
+
+// ask runs an operation by itself.
 func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, error) {
 	if err := ctx.Err(); err != nil {
 		return reply{}, idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
 	}
 	rep, err := b.send(ctx, op)
 	unsure := false // an earlier try may have been carried out
-	for tries := 1; err != nil && lostConnection(err) && ctx.Err() == nil && tries < 3; tries++ {
+	for tries := 1; err != nil && lostConnection(err) && ctx.Err() == nil && tries < mostTries; tries++ {
 		// A pool may have connections that are dead, and the next call gets the
 		// next of them. Whatever became of the first try, its token tells.
 		unsure = unsure || !unsent(err)
 		rep, err = b.send(ctx, op)
 	}
+	return b.finish(ctx, what, op, rep, err, unsure)
+}
+
+// finish brings an operation to its end that has been sent, and mends what a clock
+// that was set back has left behind. It is unsure if an earlier try may have been
+// carried out.
+func (b *Backend) finish(ctx context.Context, what string, op operation, rep reply, err error, unsure bool) (reply, error) {
 	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
 		// The default isolation is a stricter one, at which rivals are errors, or
 		// two batches met. By itself no statement needs more than this.

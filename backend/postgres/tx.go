@@ -19,6 +19,8 @@ import (
 //   - A key that another open transaction has claimed is in progress, at once.
 //   - Until tx ends, others who write the key wait, or are told that it is in
 //     progress. So claim late, and commit soon.
+//   - tx holds one lock of the server for each key that it has written: for
+//     transactions with thousands of keys raise max_locks_per_transaction.
 //   - A commit whose outcome is unknown is settled by asking the Store, not by
 //     running the transaction again. Do does that.
 func (b *Backend) WithTx(tx pgx.Tx) idem.Backend { return &bound{b, pgxSession{tx}} }
@@ -34,16 +36,28 @@ type bound struct {
 
 // ask runs an operation in the transaction.
 func (t *bound) ask(ctx context.Context, op operation) (reply, error) {
-	sql := t.b.sql.claim.bound
-	if op.kind == replace {
-		sql = t.b.sql.replace.bound
+	rep, err := queryReply(ctx, t.s, t.statement(op), op.args())
+	if err != nil {
+		return rep, err
 	}
-	rep, err := queryReply(ctx, t.s, sql, op.args())
+	return t.safe(rep)
+}
+
+// statement returns the SQL of an operation that writes.
+func (t *bound) statement(op operation) string {
+	if op.kind == replace {
+		return t.b.sql.replace.bound
+	}
+	return t.b.sql.claim.bound
+}
+
+// safe refuses a write that a crash of the server could lose.
+func (t *bound) safe(rep reply) (reply, error) {
 	if rep.outcome == unsafely && !t.b.opts.AllowAsyncCommit {
 		return reply{}, fmt.Errorf("synchronous_commit is off in this transaction, so that a crash of the server can lose it after its commit; "+
 			"run SET LOCAL synchronous_commit = on, or set Options.AllowAsyncCommit: %w", idem.ErrOptions)
 	}
-	return rep, err
+	return rep, nil
 }
 
 func (t *bound) Get(ctx context.Context, key string) (idem.Record, error) {
@@ -110,9 +124,12 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 // heldBySomebody reports whether another transaction has written the key with
 // the lock and is still open.
 func heldBySomebody(ctx context.Context, s session, lock int64) (held bool, err error) {
-	args := []any{int64(uint64(lock) >> 32), int64(uint64(lock) & (1<<32 - 1))}
-	err = s.query(ctx, heldSQL, args, func(scan func(...any) error) error { return scan(&held) })
+	err = s.query(ctx, heldSQL, heldArgs(lock), func(scan func(...any) error) error { return scan(&held) })
 	return held, err
+}
+
+func heldArgs(lock int64) []any {
+	return []any{int64(uint64(lock) >> 32), int64(uint64(lock) & (1<<32 - 1))}
 }
 
 // unknown returns what stands in the way of new while a transaction of somebody

@@ -133,4 +133,5 @@ var _ interface {
 	idem.Backend
 	idem.Lister
 	idem.Watcher
+	idem.Batcher
 } = (*Backend)(nil)

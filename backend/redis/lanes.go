@@ -37,6 +37,13 @@ func (r *request) MarshalBinary() ([]byte, error) {
 	return r.encoded, nil
 }
 
+func (r *request) prepare(op string) {
+	r.op = op
+	if !r.swap {
+		r.sent = 1 // what it does without effect is nothing to say no effect of
+	}
+}
+
 // refused notes that the answer was that nothing was done.
 func (r *request) refused() {
 	if r.sent == 1 {
@@ -75,9 +82,14 @@ const (
 	maxBatchBytes = 1 << 20
 )
 
+// queued makes r ready for the queue.
+func (r *request) queued(ctx context.Context) {
+	r.ctx, r.done, r.taken, r.err = ctx, make(chan struct{}), false, nil
+}
+
 // send queues r and waits for its answer or for ctx.
 func (b *Backend) send(ctx context.Context, r *request) error {
-	r.ctx, r.done, r.taken, r.err = ctx, make(chan struct{}), false, nil
+	r.queued(ctx)
 	switch {
 	case !b.lanes.push(r):
 		b.watch()
@@ -94,11 +106,40 @@ func (b *Backend) send(ctx context.Context, r *request) error {
 	}
 }
 
-// push queues r and reports whether its caller has to start a lane.
-func (l *lanes) push(r *request) bool {
+// start queues requests that are ready for it, together.
+func (b *Backend) start(requests []*request) {
+	if b.lanes.push(requests...) {
+		go b.drive(nil)
+	} else {
+		b.watch()
+	}
+}
+
+// await waits for the answers to requests, or for ctx.
+func (b *Backend) await(ctx context.Context, requests []*request) []error {
+	errs := make([]error, len(requests))
+	for i, r := range requests {
+		select {
+		case <-r.done:
+			errs[i] = r.err
+			continue
+		case <-ctx.Done():
+		}
+		select {
+		case <-r.done:
+			errs[i] = r.err
+		default:
+			errs[i] = b.lanes.leave(ctx, r)
+		}
+	}
+	return errs
+}
+
+// push queues requests and reports whether their caller has to start a lane.
+func (l *lanes) push(requests ...*request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.queue = append(l.queue, r)
+	l.queue = append(l.queue, requests...)
 	return l.start()
 }
 

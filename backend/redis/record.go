@@ -72,7 +72,7 @@ const keyTagLen = 6
 // front makes one slot of whatever braces the key contains, and spreads keys over
 // the slots by all of their bytes.
 func name(prefix, key string) string {
-	b := make([]byte, 0, 64+keyTagLen+idem.MaxStoredKey) // on the stack
+	b := make([]byte, 0, len(prefix)+keyTagLen+len(key))
 	b = append(b, key...)
 	sum := crc32.Checksum(b, castagnoli)
 	b = append(b[:0], prefix...)

@@ -81,8 +81,8 @@ func (o *Options) withDefaults() (Options, error) {
 	return with, nil
 }
 
-// A Backend implements [idem.Backend], [idem.Lister] and [idem.Watcher] on Redis.
-// It is safe for concurrent use. It has nothing to close: it holds no connection
+// A Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
+// [idem.Batcher] on Redis. It is safe for concurrent use. It has nothing to close: it holds no connection
 // and runs no goroutine while no call is in progress.
 type Backend struct {
 	client  goredis.UniversalClient
@@ -198,21 +198,33 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 			return now, nil
 		}
 	}
-	encoded, err := encode(key, new)
+	r, err := b.newSwap(key, old, new)
 	if err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("redis: %s: %w", op, err))
 	}
-	r := &request{name: b.Key(key), swap: true, old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}
 	a, err := b.ask(ctx, op, r)
 	if err != nil {
 		return idem.Record{}, err
 	}
-	if old == "" {
+	return b.swapped(key, r, a, new)
+}
+
+func (b *Backend) newSwap(key, old string, new idem.Record) (*request, error) {
+	encoded, err := encode(key, new)
+	if err != nil {
+		return nil, err
+	}
+	return &request{name: b.Key(key), swap: true, old: old, token: new.Token, encoded: encoded, reclaim: reclaimAfter(new.TTL)}, nil
+}
+
+// swapped returns what is stored after a Swap of new.
+func (b *Backend) swapped(key string, r *request, a answer, new idem.Record) (idem.Record, error) {
+	if r.old == "" {
 		b.replays.note(a.kind == present)
 	}
 	switch a.kind {
 	case stored:
-		if old != "" {
+		if r.old != "" {
 			b.watchers.tell(r.name)
 		}
 		new = new.Clone()
@@ -285,11 +297,7 @@ func (b *Backend) ask(ctx context.Context, op string, r *request) (answer, error
 	if ctx.Err() != nil {
 		return answer{}, idem.NoEffect(gaveUp(ctx, op, "not asked"))
 	}
-	r.op = op
-	if !r.swap {
-		r.sent = 1 // what it does without effect is nothing to say no effect of
-	}
-	for {
+	for r.prepare(op); ; {
 		if err := b.join(ctx); err != nil {
 			return answer{}, idem.NoEffect(err)
 		}

@@ -26,7 +26,7 @@ import (
 //
 // or, instead of all that, what the canary has if it is not the epoch.
 var swapScript = newScript(`
-local call, pcall, sub, unpack = redis.call, redis.pcall, string.sub, struct.unpack
+local call, pcall, sub, byte, unpack = redis.call, redis.pcall, string.sub, string.byte, struct.unpack
 local epoch, again, first = ARGV[1], ARGV[2] ~= '', 0
 if epoch ~= '' then
   local found = call('GET', KEYS[1])
@@ -39,22 +39,27 @@ local head = struct.pack('>BI8I2', 1, now, now % 65521)
 local answers = {now}
 for i = 1, #KEYS - first do
   local key, old, new, reclaim = KEYS[first + i], ARGV[3 * i], ARGV[3 * i + 1], ARGV[3 * i + 2]
-  local v = pcall('GET', key)
   local answer, token = 0, ''
-  if type(v) == 'table' then
-    answer, token = v.err, false
-  elseif v then
-    if #v < 21 or string.byte(v, 1) ~= 1 then
-      answer, token = {v}, false
-    else
-      local stamp, _, ttl, n = unpack('>I8I2I8I2', v, 2)
-      if ttl > 0 and now - stamp < ttl then
-        answer, token = {v}, sub(v, 22, 21 + n)
+  local fresh = old == '' and reclaim ~= '' and pcall('SET', key, head .. new, 'NX', 'PX', reclaim)
+  if fresh and fresh.ok then -- most claims are of keys that have no record at all
+    answer = 1
+  else
+    local v = pcall('GET', key)
+    if type(v) == 'table' then
+      answer, token = v.err, false
+    elseif v then
+      if #v < 21 or byte(v, 1) ~= 1 then
+        answer, token = {v}, false
+      else
+        local stamp, _, ttl, n = unpack('>I8I2I8I2', v, 2)
+        if ttl > 0 and now - stamp < ttl then
+          answer, token = {v}, sub(v, 22, 21 + n)
+        end
       end
     end
-  end
-  if reclaim ~= '' then
-    if token == old then
+    if reclaim == '' then
+      -- it is a Get
+    elseif token == old then
       local did = pcall('SET', key, head .. new, 'PX', reclaim)
       if did.err then
         answer = did.err

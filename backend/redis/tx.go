@@ -78,7 +78,11 @@ func (t *bound) look(ctx context.Context, op, key string) (idem.Record, error) {
 	if err := t.b.join(ctx); err != nil {
 		return idem.Record{}, err
 	}
-	r, err := t.watch(ctx, op, key)
+	records, err := t.watch(ctx, op, key)
+	if err != nil {
+		return idem.Record{}, err
+	}
+	r, err := t.open(op, key, records[0])
 	if err != nil {
 		return idem.Record{}, err
 	}
@@ -86,33 +90,45 @@ func (t *bound) look(ctx context.Context, op, key string) (idem.Record, error) {
 	return r, nil
 }
 
-// watch begins to watch a key, and returns its record.
-func (t *bound) watch(ctx context.Context, op, key string) (idem.Record, error) {
-	names := []string{t.b.Key(key)}
-	if t.b.canary != "" {
-		names = append(names, t.b.canary)
+// watch begins to watch keys, and returns what is stored under them.
+func (t *bound) watch(ctx context.Context, op string, keys ...string) ([]*goredis.StringCmd, error) {
+	names := make([]string, len(keys), len(keys)+1)
+	for i, key := range keys {
+		names[i] = t.b.Key(key)
 	}
-	if err := t.tx.Watch(ctx, names...).Err(); err != nil {
-		return idem.Record{}, failed(op, err, 1)
+	watched := names
+	if t.b.canary != "" {
+		watched = append(watched, t.b.canary)
+	}
+	if err := t.tx.Watch(ctx, watched...).Err(); err != nil {
+		return nil, failed(op, err, 1)
 	}
 	pipe := t.tx.Pipeline()
-	record := pipe.Get(ctx, names[0])
+	records := make([]*goredis.StringCmd, len(keys))
+	for i, name := range names {
+		records[i] = pipe.Get(ctx, name)
+	}
 	var canary *goredis.StringCmd
 	if t.b.canary != "" {
 		canary = pipe.Get(ctx, t.b.canary)
 	}
 	now := pipe.Time(ctx)
 	if _, err := pipe.Exec(ctx); now.Err() != nil {
-		return idem.Record{}, failed(op, err, 1)
+		return nil, failed(op, err, 1)
 	}
 	if canary != nil {
 		if epoch := *t.b.epoch.Load(); canary.Val() != epoch {
 			if err := t.b.adopt(ctx, epoch, canary.Val()); err != nil {
-				return idem.Record{}, err
+				return nil, err
 			}
 		}
 	}
 	t.now, t.asof = now.Val().UnixMicro(), time.Now()
+	return records, nil
+}
+
+// open returns the record under a key that is watched.
+func (t *bound) open(op, key string, record *goredis.StringCmd) (idem.Record, error) {
 	v, err := record.Result()
 	switch {
 	case err == goredis.Nil:

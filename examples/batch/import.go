@@ -130,34 +130,24 @@ func readBatch(in *csv.Reader, total *report) (batch []row, end bool, err error)
 // book books the payments of a batch in one transaction: all of it is in the
 // ledger, with idem's records, or nothing. Within a transaction nobody waits and
 // nothing is repeated, so an error other than a conflict ends it.
-func (im *importer) book(ctx context.Context, batch []row) (report, error) {
-	var done report
-	err := im.db.Update(func(tx *bbolt.Tx) error {
-		done = report{}
+func (im *importer) book(ctx context.Context, batch []row) (done report, err error) {
+	items := make([]idem.Item, len(batch))
+	for i, r := range batch {
+		items[i] = idem.Item{Key: r.key(), Fingerprint: r.fingerprint()}
+	}
+	err = im.db.Update(func(tx *bbolt.Tx) error {
 		entries, err := tx.CreateBucketIfNotExists(entriesBucket)
 		if err != nil {
 			return err
 		}
-		store := im.store.With(im.backend.WithTx(tx))
-		for _, r := range batch {
-			out, err := store.Do(ctx, r.key(), r.fingerprint(), func(context.Context, *idem.Claim) (idem.Result, error) {
-				return im.add(entries, r.payment)
-			})
-			switch {
-			case errors.Is(err, idem.ErrMismatch):
-				done.conflict(r.line, r.id)
-			case errors.Is(err, idem.ErrKey):
-				done.problem(r.line, r.id, err)
-			case err != nil:
-				return err
-			case out.Replayed:
-				done.replayed++
-			default:
-				done.booked++
-				done.cents += r.cents
+		ends := im.store.With(im.backend.WithTx(tx)).DoAll(ctx, items, func(_ context.Context, tasks []*idem.Task) error {
+			for _, t := range tasks {
+				t.End(im.add(entries, batch[t.Item].payment))
 			}
-		}
-		return nil
+			return nil
+		})
+		done, err = reportOf(batch, ends)
+		return err
 	})
 	return done, err
 }

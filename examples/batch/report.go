@@ -1,9 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
+
+	"github.com/idem-go/idem"
 )
 
 // A report counts what became of the rows.
@@ -14,6 +17,28 @@ type report struct {
 	conflicts int
 	rejected  int
 	problems  []string
+}
+
+// reportOf counts what became of a batch. What is wrong with a row is no error; an
+// error means that none of the batch counts.
+func reportOf(batch []row, ends []idem.Ending) (r report, err error) {
+	for i, end := range ends {
+		row := batch[i]
+		switch {
+		case errors.Is(end.Err, idem.ErrMismatch):
+			r.conflict(row.line, row.id)
+		case errors.Is(end.Err, idem.ErrKey):
+			r.problem(row.line, row.id, end.Err)
+		case end.Err != nil:
+			return report{}, end.Err
+		case end.Replayed:
+			r.replayed++
+		default:
+			r.booked++
+			r.cents += row.cents
+		}
+	}
+	return r, nil
 }
 
 // conflict notes a row whose payment is booked with other content.

@@ -28,8 +28,9 @@ type line struct {
 	work   contender
 	base   contender
 
-	// Where one call of base does the work of several, how many.
-	baseDoes int
+	// Where one call does the work of several, how many.
+	workDoes, baseDoes int
+
 	baseRuns int // how many of base run at once; c if 0
 }
 
@@ -41,9 +42,7 @@ func (b *bench) measure(l line) error {
 	if l.baseRuns == 0 {
 		l.baseRuns = l.c
 	}
-	if l.baseDoes == 0 {
-		l.baseDoes = 1
-	}
+	l.workDoes, l.baseDoes = max(l.workDoes, 1), max(l.baseDoes, 1)
 	var ratios, rates []float64
 	for round := range b.rounds + 1 {
 		work, err := b.rate(l.work, l.c)
@@ -55,6 +54,7 @@ func (b *bench) measure(l line) error {
 			return fmt.Errorf("%s, c=%d, base: %w", l.name, l.c, err)
 		}
 		if round > 0 { // the first one warms up
+			work *= float64(l.workDoes)
 			ratios = append(ratios, work/(base*float64(l.baseDoes)))
 			rates = append(rates, work)
 		}

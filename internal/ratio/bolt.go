@@ -86,6 +86,9 @@ func boltLines(b *bench) error {
 			}
 		}
 	}
+	if err := b.measure(manyLine(own.store, own.pair)); err != nil {
+		return err
+	}
 	if err := boltWake(b, own); err != nil {
 		return err
 	}

@@ -56,6 +56,9 @@ func postgresLines(b *bench) error {
 			}
 		}
 	}
+	if err := b.measure(manyLine(own.store, own.pair)); err != nil {
+		return err
+	}
 	if err := postgresWake(b, server.SocketURL()); err != nil {
 		return err
 	}

@@ -50,6 +50,10 @@ func redisLines(b *bench) error {
 				}
 			}
 		}
+		if err := b.measure(manyLine(r.store, r.pair)); err != nil {
+			r.stop()
+			return err
+		}
 		if server.naive != nil {
 			if err := r.rest(b); err != nil {
 				r.stop()
