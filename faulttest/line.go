@@ -124,7 +124,7 @@ func (l *line) Get(ctx context.Context, key string) (idem.Record, error) {
 	}
 	got.Lock()
 	defer got.Unlock()
-	sentBy(ctx).saw(got.r)
+	sentBy(ctx, key).saw(got.r)
 	return got.r, nil
 }
 
@@ -148,8 +148,53 @@ func (l *line) Swap(ctx context.Context, key, old string, new idem.Record) (idem
 	if err != nil {
 		got.r = idem.Record{}
 	}
-	sentBy(ctx).swapped(new, got.r, err, time.Since(began))
+	sentBy(ctx, key).swapped(new, got.r, err, time.Since(began))
 	return got.r, err
+}
+
+// SwapAll implements [idem.Batcher], also where the storage does not. What happens
+// on the way happens to all of them.
+func (l *line) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
+	sent := slices.Clone(swaps)
+	for i := range sent {
+		sent[i].New = sent[i].New.Clone()
+	}
+	type reply struct {
+		sync.Mutex
+		all []idem.Swapped
+	}
+	var got reply
+	began := time.Now()
+	err := l.send(ctx, func(ctx context.Context) error {
+		all := swapAll(ctx, l.b, sent)
+		got.Lock()
+		defer got.Unlock()
+		got.all = all
+		return nil
+	})
+	got.Lock()
+	defer got.Unlock()
+	if err != nil {
+		got.all = make([]idem.Swapped, len(sent))
+		for i := range got.all {
+			got.all[i].Err = err
+		}
+	}
+	for i, s := range sent {
+		sentBy(ctx, s.Key).swapped(s.New, got.all[i].Record, got.all[i].Err, time.Since(began))
+	}
+	return got.all
+}
+
+func swapAll(ctx context.Context, b idem.Backend, swaps []idem.Swap) []idem.Swapped {
+	if batcher, ok := b.(idem.Batcher); ok {
+		return batcher.SwapAll(ctx, swaps)
+	}
+	all := make([]idem.Swapped, len(swaps))
+	for i, s := range swaps {
+		all[i].Record, all[i].Err = b.Swap(ctx, s.Key, s.Old, s.New)
+	}
+	return all
 }
 
 func (l *line) Sweep(ctx context.Context, limit int) (int, error) { return l.b.Sweep(ctx, limit) }
@@ -160,7 +205,7 @@ func (l *line) Probe(key string) bool {
 	return ok && p.Probe(key)
 }
 
-// A sent is what one call of a Store has sent to the storage.
+// A sent is what one call of a Store has sent to the storage about one key.
 type sent struct {
 	// A client may repeat by itself what it got no answer to. If it then finds
 	// another record in the way, it may have been there the first time: what took
@@ -182,17 +227,21 @@ type attempted struct {
 
 type sentKey struct{}
 
-func withSent(ctx context.Context, s *sent) context.Context {
-	return context.WithValue(ctx, sentKey{}, s)
+// withSent returns a context for a call about keys, for each of which it notes
+// down what is sent.
+func withSent(ctx context.Context, byKey map[string]*sent) context.Context {
+	return context.WithValue(ctx, sentKey{}, byKey)
 }
 
-// sentBy returns what to note down in for the call of ctx.
-func sentBy(ctx context.Context) *sent {
-	s, _ := ctx.Value(sentKey{}).(*sent)
-	if s == nil {
-		s = new(sent)
+// sentBy returns where to note down what the call of ctx sends about a key, as it
+// is stored.
+func sentBy(ctx context.Context, stored string) *sent {
+	byKey, _ := ctx.Value(sentKey{}).(map[string]*sent)
+	_, key := idem.SplitKey(stored)
+	if s := byKey[key]; s != nil {
+		return s
 	}
-	return s
+	return new(sent)
 }
 
 func (s *sent) saw(r idem.Record) {

@@ -171,7 +171,7 @@ func (m *mutant) overwrites(present, new idem.Record) bool {
 	case "completes without the fence":
 		return new.Status == idem.Completed && other
 	case "releases without the fence":
-		return new.Status == idem.Released && other && present.Status == idem.InProgress
+		return new.Status == idem.Released && other
 	case "abandons without the fence":
 		return new.Status == idem.InProgress && new.Lease == 0 && other
 	case "lets an extension revive a lost claim":

@@ -90,6 +90,8 @@ func (w *worker) round() {
 		w.decide(k, w.lookup(k).Attempt-w.rnd.IntN(2))
 	case n < 31:
 		w.try(k, foreign)
+	case n < 35:
+		w.batch()
 	default:
 		w.try(k, own)
 	}
@@ -211,33 +213,51 @@ func (w *worker) copied(c *held) *held {
 
 // asking begins a call: its request, what it sends, and its context.
 func (w *worker) asking(what op, k string) (request, *sent, context.Context, context.CancelFunc) {
+	q, s, ctx, cancel := w.askingAll(what, []string{k})
+	return q[0], s[0], ctx, cancel
+}
+
+// askingAll begins a call about several keys, which is a request for each.
+func (w *worker) askingAll(what op, keys []string) (all []request, notes []*sent, ctx context.Context, cancel context.CancelFunc) {
 	patience := w.patience
 	if w.roll(3) { // gives up soon
 		patience = time.Duration(w.rnd.Int64N(int64(w.patience))) / 16
 	}
-	q := request{op: what, key: k, lease: w.lease, ttl: w.lease + idem.MinRetention}
-	if policy(k) == idem.Hold {
-		q.hold, q.ttl = true, 100*365*24*time.Hour
-	}
-	s := &sent{}
-	if w.repeats {
-		// Others can take the place of what a call has written when its lease is
-		// over; what Forget has freed is theirs at once.
-		if s.repeated = w.lease / 2; what == forget {
-			s.repeated = 1
+	byKey := make(map[string]*sent)
+	for _, k := range keys {
+		q := request{op: what, key: k, lease: w.lease, ttl: w.lease + idem.MinRetention}
+		if policy(k) == idem.Hold {
+			q.hold, q.ttl = true, 100*365*24*time.Hour
 		}
+		s := &sent{}
+		if w.repeats {
+			// Others can take the place of what a call has written when its lease
+			// is over; what Forget has freed is theirs at once.
+			if s.repeated = w.lease / 2; what == forget {
+				s.repeated = 1
+			}
+		}
+		byKey[k] = s
+		all, notes = append(all, q), append(notes, s)
 	}
-	ctx, cancel := context.WithTimeout(withSent(context.Background(), s), patience)
-	q.call = w.now()
-	return q, s, ctx, cancel
+	ctx, cancel = context.WithTimeout(withSent(context.Background(), byKey), patience)
+	now := w.now()
+	for i := range all {
+		all[i].call = now
+	}
+	return all, notes, ctx, cancel
 }
 
 func (w *worker) begin(k string, payload idem.Fingerprint) (c *held, unresolvedAttempt int) {
 	q, s, ctx, cancel := w.asking(begin, k)
 	defer cancel()
-	q.payload = short(payload)
 	claim, done, err := w.store(k).Begin(ctx, k, payload)
-	q.ret = w.now()
+	q.ret, q.payload = w.now(), short(payload)
+	return w.begun(q, s, claim, done, err)
+}
+
+// begun notes down what Begin has returned.
+func (w *worker) begun(q request, s *sent, claim *idem.Claim, done *idem.Record, err error) (c *held, unresolvedAttempt int) {
 	a := answer{}
 	switch {
 	case claim != nil:
@@ -295,28 +315,37 @@ func (w *worker) outcome(what op, k string, attempt int) {
 func (w *worker) do(what op, c *held, text string) {
 	q, s, ctx, cancel := w.asking(what, c.Key)
 	defer cancel()
-	q.id, q.frees = c.id, c.frees
 	store := w.store(c.Key)
 	var err error
 	switch what {
 	case complete:
-		q.result = text
 		err = store.Complete(ctx, c.Claim, resultOf(text))
 	case release:
-		q.local = c.over
 		err = store.Release(ctx, c.Claim)
 	case abandon:
-		q.local = c.over
 		err = store.Abandon(ctx, c.Claim)
 	case extend:
 		err = store.Extend(ctx, c.Claim)
 	case checkpoint:
-		q.note = text
 		err = store.Checkpoint(ctx, c.Claim, []byte(text))
 	}
 	q.ret = w.now()
+	w.done(q, c, text, s, err)
+}
+
+// done notes down what a step of a claim has returned.
+func (w *worker) done(q request, c *held, text string, s *sent, err error) {
+	q.id, q.frees = c.id, c.frees
+	switch q.op {
+	case complete:
+		q.result = text
+	case checkpoint:
+		q.note = text
+	case release, abandon:
+		q.local = c.over
+	}
 	if err == nil {
-		c.over = what != extend && what != checkpoint
+		c.over = q.op != extend && q.op != checkpoint
 	}
 	w.note(q, w.refusal(q, err), s)
 }
