@@ -94,6 +94,10 @@ func (m *mutant) distort(r, new idem.Record) idem.Record {
 		}
 	case "never lets go of a claim, by a clock that stands still":
 		r.Age = 0
+	case "takes over without the checkpoint":
+		if new.Token != "" && attemptID(r.Token) != attemptID(new.Token) {
+			r.Checkpoint = nil
+		}
 	case "ignores the payload":
 		if new.Token != "" && r.Status != idem.Released && r.Token != "" {
 			r.Fingerprint = new.Fingerprint
