@@ -35,7 +35,8 @@ type Ending struct {
 //     alone.
 //
 // When one of the claims is lost, or can no longer be known to be held, fn's
-// context is cancelled. All else is as with Do. Results are recorded when fn
+// context is cancelled; the others are extended until it returns. All else is as
+// with Do. Results are recorded when fn
 // returns: if the process dies before, the outcome of all tasks is unknown. So
 // where effects go to other systems keep batches small.
 func (s *Store) DoAll(ctx context.Context, items []Item, fn func(context.Context, []*Task) error) []Ending {

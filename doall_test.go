@@ -290,6 +290,41 @@ func TestDoAllLosesAClaim(t *testing.T) {
 	})
 }
 
+// A function needs time to heed that one claim is lost. Nobody else runs the
+// other items in that time.
+func TestDoAllHoldsTheOthersWhenAClaimIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBatcher()
+		s := open(t, b, &idem.Options{Lease: 30 * time.Second})
+		other := open(t, b.Backend, &idem.Options{Lease: time.Hour})
+		var down atomic.Bool
+		b.answer = func(_ int, do func() []idem.Swapped) []idem.Swapped {
+			if down.Load() {
+				return nil
+			}
+			return do()
+		}
+		ends := s.DoAll(context.Background(), []idem.Item{item("a"), item("b"), item("c")}, func(ctx context.Context, tasks []*idem.Task) error {
+			down.Store(true)
+			<-ctx.Done()
+			begin(t, other, "b", payloadA)
+			down.Store(false)
+			time.Sleep(5 * time.Minute) // in a call that has no context
+			for _, key := range []string{"a", "c"} {
+				if c, _, err := other.Begin(context.Background(), key, payloadA); !errors.Is(err, idem.ErrInProgress) {
+					t.Errorf("somebody else runs %q while its attempt does: %+v, %v", key, c, err)
+				}
+			}
+			return endAll(ctx, tasks)
+		})
+		for i, want := range []error{nil, idem.ErrLost, nil} {
+			if !errors.Is(ends[i].Err, want) {
+				t.Errorf("%d: %v, want %v", i, ends[i].Err, want)
+			}
+		}
+	})
+}
+
 // A caller who hangs up loses no result, and results that cannot be recorded are
 // tried for as long as the lease lasts.
 func TestDoAllRecordsWhateverItTakes(t *testing.T) {

@@ -168,7 +168,8 @@ func tryWithin(ctx context.Context, left time.Duration) (context.Context, contex
 // heartbeat extends the claims until stop is called, and cancels the work when
 // one of them is lost or its lease has run out by the local monotonic clock,
 // counted from when the last extension that was granted was sent. It goes on
-// when ctx is done: fn may still be running.
+// when ctx is done, and with the other claims when one is lost: fn may still be
+// running.
 func (s *Store) heartbeat(ctx context.Context, op string, claims []*Claim, cancel context.CancelCauseFunc) (stop func()) {
 	if s.bound {
 		return func() {}
@@ -182,9 +183,7 @@ func (s *Store) heartbeat(ctx context.Context, op string, claims []*Claim, cance
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := s.keepExtending(ctx, claims, ranOut); err != nil {
-			cancel(err)
-		}
+		s.keepExtending(ctx, claims, ranOut, cancel)
 	}()
 	return func() {
 		stopExtending()
@@ -194,8 +193,9 @@ func (s *Store) heartbeat(ctx context.Context, op string, claims []*Claim, cance
 }
 
 // keepExtending extends the claims every third of their lease, until ctx is done,
-// MaxHold is reached, or one of them is lost, which it returns.
-func (s *Store) keepExtending(ctx context.Context, claims []*Claim, ranOut *time.Timer) error {
+// MaxHold is reached, or none of them is left. It cancels the work with the error
+// of one that is lost.
+func (s *Store) keepExtending(ctx context.Context, claims []*Claim, ranOut *time.Timer, cancel context.CancelCauseFunc) {
 	interval := s.opts.Lease / 3
 	begun := time.Now()
 	_, left := firstToLapse(claims)
@@ -207,18 +207,17 @@ func (s *Store) keepExtending(ctx context.Context, claims []*Claim, ranOut *time
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return nil
+			return
 		}
 		if time.Since(begun) >= s.opts.MaxHold {
-			return nil // ranOut does the rest
+			return // ranOut does the rest
 		}
 		// Even with a lease that is over: nobody may have taken over yet.
-		try, cancel := tryWithin(ctx, max(left, interval))
+		try, answered := tryWithin(ctx, max(left, interval))
 		errs := s.ExtendAll(try, open)
-		cancel()
+		answered()
 		next = interval
 		n := 0
-		var lost error
 		open = slices.DeleteFunc(open, func(c *Claim) (over bool) {
 			err := errs[n]
 			n++
@@ -229,18 +228,18 @@ func (s *Store) keepExtending(ctx context.Context, claims []*Claim, ranOut *time
 				// or through another copy, and is not done yet.
 				return true
 			case errors.Is(err, ErrLost):
-				lost = err
+				// fn takes its time to heed that, and nobody else may run the
+				// others meanwhile.
+				cancel(err)
+				return true
 			default:
 				next = interval / 10 // transient, as far as anybody knows
 			}
 			return false
 		})
-		switch {
-		case lost != nil:
-			return lost
-		case len(open) == 0:
+		if len(open) == 0 {
 			ranOut.Stop()
-			return nil
+			return
 		}
 		_, left = firstToLapse(open)
 		ranOut.Reset(left)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -190,6 +191,16 @@ func TestCursorsOfOthersAreRefused(t *testing.T) {
 	for _, bad := range []string{"1", "after:key", good + "0", good[1:], good[:len(good)-1], strings.ToUpper(good), " " + good, strings.Replace(good, "4d", "4e", 1)} {
 		if n, err := parseCursor(bad); err == nil {
 			t.Errorf("cursor %q was taken for %d", bad, n)
+		}
+	}
+}
+
+// The checksum of a place is the standard one.
+func TestPlaceChecksum(t *testing.T) {
+	for _, at := range []place{{}, {logOf(idem.Record{TTL: 25 * time.Hour}), 1}, {logName{'D', 1, 2, 3, 4, 5, 6, 7, 8}, 1<<48 - 1}} {
+		want := crc32.Checksum(append(slices.Clone(at.log[:]), seqKey(at.seq)...), castagnoli)
+		if got := placeChecksum(at); got != want {
+			t.Errorf("%v has the checksum %#x, want %#x", at, got, want)
 		}
 	}
 }

@@ -31,7 +31,8 @@ nothing personal into keys.
 
 Attempts that run, or that have no known outcome, are left alone, with what
 they noted down in a checkpoint for whoever takes over. Repeat the call when
-they are at an end. Then also what was completed in the meantime is erased.
+they are at an end. Results that are recorded during the call may be left too;
+it says so.
 
 The storage may keep old bytes: a file in its free pages, PostgreSQL in dead
 rows until it is vacuumed, Redis in its append-only file, and all of them in
@@ -43,7 +44,7 @@ do.
 Asks before it changes anything; without a terminal it needs --yes. It can be
 interrupted and started again.
 
-Exit codes: 0, or 1 if it was not confirmed, 2 if attempts were left alone, 64
+Exit codes: 0, or 1 if it was not confirmed, 2 if something was left alone, 64
 for bad flags or if there is no terminal and no --yes, 66 if there is no store,
 69 if the store cannot be used, 74 if the output cannot be written, 78 if the
 store is damaged or not set up. The messages are on standard error and begin
@@ -82,6 +83,11 @@ func (c *eraseCommand) Run(s *session) error {
 		return t.refused("erase", err)
 	}
 	defer func() { _ = backend.Close() }()
+	return c.eraseIn(s, t, backend)
+}
+
+// eraseIn erases the results in a store that is open.
+func (c *eraseCommand) eraseIn(s *session, t target, backend *storage) error {
 	plan, err := c.plan(s, backend)
 	if err != nil {
 		return t.refused("erase", err)
@@ -93,6 +99,7 @@ func (c *eraseCommand) Run(s *session) error {
 		if err := s.tell("%s: would erase %s; nothing was changed", scope, what); err != nil {
 			return err
 		}
+		plan.results = 0 // they were not left alone
 		return c.left(s, t, plan)
 	case plan.results == 0:
 		if err := s.tell("%s: there is no result to erase; %s none", scope, counted(plan.already, "completed record has", "completed records have")); err != nil {
@@ -215,24 +222,33 @@ func (c *eraseCommand) erase(s *session, b *storage) (int64, error) {
 	return erased.Load(), err
 }
 
-// left says which attempts were left alone and why, which is not success.
+// left says what was left alone and why, which is not success.
 func (c *eraseCommand) left(s *session, t target, p erasure) error {
-	if p.running+p.unresolved == 0 {
+	if p.running+p.unresolved+p.results == 0 {
 		return nil
 	}
 	var parts []string
+	if p.results > 0 {
+		parts = append(parts, counted(p.results, "result that was recorded meanwhile", "results that were recorded meanwhile"))
+	}
 	if p.running > 0 {
 		parts = append(parts, counted(p.running, "attempt that runs", "attempts that run"))
 	}
 	if p.unresolved > 0 {
 		parts = append(parts, counted(p.unresolved, "attempt without a known outcome", "attempts without a known outcome"))
 	}
-	hint := "give the same command again when they are at an end"
+	hint := "give the same command again"
+	if p.running > 0 {
+		hint += " when they are at an end"
+	}
 	if p.unresolved > 0 {
 		hint = "decide about those without a known outcome with idem resolve or idem forget, see " + t.listing() + " --lapsed" + "; then give the same command again"
 	}
-	return fail(exitFindings, hint, "scope %q: left alone: %s; %s a checkpoint, which whoever takes over needs",
-		scopeName(c.Scope), strings.Join(parts, " and "), counted(p.notes, "has", "have"))
+	notes := ""
+	if p.running+p.unresolved > 0 {
+		notes = "; " + counted(p.notes, "has", "have") + " a checkpoint, which whoever takes over needs"
+	}
+	return fail(exitFindings, hint, "scope %q: left alone: %s%s", scopeName(c.Scope), strings.Join(parts, " and "), notes)
 }
 
 // remains says where the old bytes may still be.

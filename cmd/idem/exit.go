@@ -15,7 +15,7 @@ import (
 // with "idem:".
 const (
 	exitDeclined = 1 // what was to be confirmed was not; nothing was changed
-	exitFindings = 2 // doctor: a check FAILs; erase: attempts were left alone; export: a record is not in the new store as in the old one
+	exitFindings = 2 // doctor: a check FAILs; erase: something was left alone; export: a record is not in the new store as in the old one
 
 	exitUsage       = 64 // EX_USAGE: bad flags, key or options; nothing was run
 	exitMismatch    = 65 // EX_DATAERR: the key belongs to another command or other input, or to another attempt than the one to be decided about; nothing was run
@@ -38,7 +38,7 @@ const exitTable = `Exit codes:
   With run, the command's own code, also when it is replayed. Besides, with a
   message on standard error that begins with "idem:"
      1  resolve, forget, erase, migrate --init: not confirmed; nothing changed
-     2  doctor: a check FAILs; erase: attempts were left alone; export: a record
+     2  doctor: a check FAILs; erase: something was left alone; export: a record
         is not in the new store as in the old one
     64  bad flags, key, options or URL; no terminal to confirm on, and no --yes
     65  the key belongs to another command or other input; resolve, forget: the

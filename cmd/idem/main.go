@@ -95,7 +95,7 @@
 // # Exit codes
 //
 //	  1      resolve, forget, erase, migrate --init: not confirmed; nothing was changed
-//	  2      doctor: a check FAILs; erase: attempts were left alone; export: a record
+//	  2      doctor: a check FAILs; erase: something was left alone; export: a record
 //	         is not in the new store as in the old one
 //	 64      bad flags, key, options or URL, or nobody to confirm; nothing was run
 //	 65      the key belongs to another command or other input, or (resolve, forget)
