@@ -154,11 +154,11 @@ var (
 )
 
 // inMemory performs one history of a storage in memory.
-func inMemory(t *testing.T, f faults, seed uint64, b func(*rand.Rand) idem.Backend) (h *history, err error) {
+func inMemory(t *testing.T, p plan, f faults, seed uint64, b func(*rand.Rand) idem.Backend) (h *history, err error) {
 	synctest.Test(t, func(*testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1<<32))
 		l := newLine(b(rnd), f, rnd)
-		h, err = perform(virtual, l, seed)
+		h, err = perform(p, l, seed)
 		h.Faults = l.wait()
 	})
 	return h, err
@@ -173,7 +173,7 @@ func TestMemory(t *testing.T) {
 			campaign{
 				storage: "memory", faults: f.name, histories: times(200), disturbed: f.loseReply > 0,
 				perform: func(t *testing.T, seed uint64) (*history, error) {
-					return inMemory(t, f.faults, seed, func(*rand.Rand) idem.Backend { return memory.New() })
+					return inMemory(t, virtual, f.faults, seed, func(*rand.Rand) idem.Backend { return memory.New() })
 				},
 			}.run(t)
 		})

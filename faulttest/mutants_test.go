@@ -14,7 +14,10 @@ import (
 	"github.com/idem-go/idem/internal/testenv"
 )
 
-// lossier is where a fault that needs another to show has its chance.
+// Here a fault has its chance that shows only once in a while, or needs another to
+// show.
+var busier = plan{workers: 50, keys: 500, rounds: 60, days: 2, lease: time.Second, patience: 20 * time.Second}
+
 var lossier = faults{loseRequest: 10, loseReply: 40, delayRequest: 5, transit: 20 * time.Millisecond, delay: 2 * time.Second}
 
 // The check notices every fault, in ten histories of ten, and none where there is
@@ -24,7 +27,7 @@ func TestMutants(t *testing.T) {
 	noticed := func(t *testing.T, fault string, histories int) int {
 		n := 0
 		for i := range uint64(histories) {
-			h, err := inMemory(t, lossier, seed+i, func(rnd *rand.Rand) idem.Backend {
+			h, err := inMemory(t, busier, lossier, seed+i, func(rnd *rand.Rand) idem.Backend {
 				return newMutant(memory.New(), fault, 50*time.Millisecond, rnd)
 			})
 			switch verdict := h.check(); {

@@ -169,7 +169,7 @@ func (w *worker) hold(c *held) {
 	switch n := w.rnd.IntN(100); {
 	case n < 45:
 		end, result = complete, w.text()
-	case n < 60:
+	case n < 65:
 		end = abandon
 	}
 	w.do(end, c, result)
