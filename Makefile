@@ -16,7 +16,16 @@ help: ## list the targets
 test: ## all tests of all modules, with the race detector and in random order, and the few that go without it
 	go test -race -shuffle=on ./...
 	go test -run 'Allocations|CollidingHashes|^TestStorm$$' ./...
-	@set -e; for dir in $(NESTED); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
+	@set -e; for dir in $(filter-out faulttest,$(NESTED)); do echo "cd $$dir && go test"; (cd $$dir && go test -race -shuffle=on ./...); done
+	cd faulttest && go test -count=1 -short ./...
+
+.PHONY: faults
+faults: ## all storages under faults, their answers checked for linearizability, and storages that are wrong on purpose (minutes)
+	cd faulttest && go test -count=1 -timeout 20m ./...
+
+.PHONY: faults-long
+faults-long: ## the same with twenty times as many histories
+	cd faulttest && go test -count=1 -timeout 6h ./... -long
 
 .PHONY: short
 short: ## the tests without their long runs

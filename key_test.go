@@ -178,3 +178,45 @@ func TestKeysAreCopied(t *testing.T) {
 		t.Errorf("NewKey = %q, %q", a, b)
 	}
 }
+
+// A stored key is taken apart into what it was joined from, and no scope's prefix
+// takes in a key of another.
+func FuzzSplitKey(f *testing.F) {
+	f.Add("tenant", "orders", "4711", "4711\x1forders")
+	f.Add("a", "b:c", "d", "")
+	f.Add("", "\x1f", "k", "\x1f\x1f")
+	f.Fuzz(func(t *testing.T, outer, inner, key, any string) {
+		scope, k := idem.SplitKey(any)
+		if back := idem.ScopePrefix(scope...) + k; back != any {
+			t.Errorf("%q came apart into %q and %q, which are %q", any, scope, k, back)
+		}
+		b := memory.New()
+		s, err := idem.New(b, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, levels := range [][]string{nil, {outer}, {outer, inner}} {
+			store := s
+			for _, level := range levels {
+				store = store.Scoped(level)
+			}
+			c, _, err := store.Begin(t.Context(), key, payloadA)
+			if errors.Is(err, idem.ErrKey) {
+				continue
+			}
+			if err != nil {
+				t.Fatalf("the key %q in %q: %v", key, levels, err)
+			}
+			stored := idem.ScopePrefix(levels...) + key
+			if scope, k := idem.SplitKey(stored); k != key || !slices.Equal(scope, levels) || !slices.Equal(c.Scope(), levels) {
+				t.Errorf("SplitKey(%q) is %q, %q, and the claim's scope %q; want %q, %q", stored, scope, k, c.Scope(), levels, key)
+			}
+			if len(stored) > idem.MaxStoredKey {
+				t.Errorf("%q has %d bytes", stored, len(stored))
+			}
+			if r, err := b.Get(t.Context(), stored); err != nil || r.Status != idem.InProgress {
+				t.Errorf("under %q there is %v, %v", stored, r.Status, err)
+			}
+		}
+	})
+}

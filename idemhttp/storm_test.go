@@ -178,6 +178,7 @@ type shopServer struct {
 	args     string
 	listener *os.File
 	cmd      *exec.Cmd
+	ended    <-chan struct{}
 	kills    int
 }
 
@@ -213,8 +214,7 @@ func (s *shopServer) start(t *testing.T) {
 	s.cmd.Env = append(os.Environ(), shopEnv+"="+s.args, "GORACE=atexit_sleep_ms=0")
 	s.cmd.Stderr = os.Stderr
 	s.cmd.ExtraFiles = []*os.File{s.listener}
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
+	if s.ended, err = testenv.StartChild(s.cmd, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -225,7 +225,7 @@ func (s *shopServer) kill(t *testing.T) {
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Errorf("the server had ended by itself: %v", err)
 	}
-	_ = s.cmd.Wait()
+	<-s.ended
 	s.cmd = nil
 	s.kills++
 }

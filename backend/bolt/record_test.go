@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"hash/crc32"
 	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +129,38 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
+// A head whose checksum is right comes back as it was written, whatever is in it;
+// one whose length or checksum is not is refused.
+func FuzzHead(f *testing.F) {
+	f.Add(head{id: [16]byte{1}, seq: 7, stamp: 1 << 60, records: 3, sum: 1 << 40}.encode())
+	f.Add([]byte{formatVersion})
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := decodeHead(b); err == nil && !bytes.Equal(h.encode(), b) {
+			t.Errorf("%x was accepted as %+v", b, h)
+		}
+		if len(b) == headLen {
+			b = bytes.Clone(b)
+			b[0] = formatVersion
+			binary.BigEndian.PutUint32(b[headLen-checksumLen:], crc32.Checksum(b[:headLen-checksumLen], castagnoli))
+			if h, err := decodeHead(b); err != nil || !bytes.Equal(h.encode(), b) {
+				t.Errorf("%x came back as %+v, %v", b, h, err)
+			}
+		}
+	})
+}
+
+func FuzzCursor(f *testing.F) {
+	f.Add(cursor(7))
+	f.Add("bolt-0000000000000007-00000000")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, s string) {
+		if after, err := parseCursor(s); err == nil && s != "" && cursor(after) != s {
+			t.Errorf("%q was accepted as the cursor after %d", s, after)
+		}
+	})
+}
+
 func TestEncodeRefusesWhatItCannotStore(t *testing.T) {
 	for name, change := range map[string]func(key *string, r *idem.Record){
 		"no key":         func(key *string, _ *idem.Record) { *key = "" },
@@ -157,6 +191,16 @@ func TestCursorsOfOthersAreRefused(t *testing.T) {
 	for _, bad := range []string{"1", "after:key", good + "0", good[1:], good[:len(good)-1], strings.ToUpper(good), " " + good, strings.Replace(good, "4d", "4e", 1)} {
 		if n, err := parseCursor(bad); err == nil {
 			t.Errorf("cursor %q was taken for %d", bad, n)
+		}
+	}
+}
+
+// The checksum of a place is the standard one.
+func TestPlaceChecksum(t *testing.T) {
+	for _, at := range []place{{}, {logOf(idem.Record{TTL: 25 * time.Hour}), 1}, {logName{'D', 1, 2, 3, 4, 5, 6, 7, 8}, 1<<48 - 1}} {
+		want := crc32.Checksum(append(slices.Clone(at.log[:]), seqKey(at.seq)...), castagnoli)
+		if got := placeChecksum(at); got != want {
+			t.Errorf("%v has the checksum %#x, want %#x", at, got, want)
 		}
 	}
 }

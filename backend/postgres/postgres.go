@@ -205,8 +205,8 @@ func (b *Backend) finish(ctx context.Context, what string, op operation, rep rep
 	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
 		// The default isolation is a stricter one, at which rivals are errors, or
 		// two batches met. By itself no statement needs more than this.
-		if ctxErr := pause(ctx, delay); ctxErr != nil {
-			return reply{}, idem.NoEffect(b.explain(ctx, what, err))
+		if pause(ctx, delay) != nil {
+			break
 		}
 		err = b.src.inTx(ctx, func(s session) error {
 			var err error

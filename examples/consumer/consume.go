@@ -32,7 +32,7 @@ type consumer struct {
 	workers int
 	ackWait time.Duration
 	work    func(context.Context, order) error // what takes its time before an order is booked
-	settled func(idem.Action)                  // told of each delivery that was settled
+	settled func(jetstream.Msg, idem.Action)   // told of each delivery that was settled
 }
 
 // consume runs a consumer until ctx is done.
@@ -134,7 +134,9 @@ func (c *consumer) handle(ctx context.Context, msg jetstream.Msg) error {
 		if err := c.work(ctx, o); err != nil {
 			return idem.Result{}, err
 		}
-		return c.ledger.book(ctx, c.store, claim, o)
+		return c.ledger.book(ctx, o, func(tx idem.Backend, r idem.Result) error {
+			return c.store.With(tx).Complete(ctx, claim, r)
+		})
 	})
 	return err
 }
@@ -182,7 +184,7 @@ func (c *consumer) settle(msg jetstream.Msg, err error) {
 		log.Printf("the broker was not told %v: %v", s.Action, failed)
 		return
 	}
-	c.settled(s.Action)
+	c.settled(msg, s.Action)
 }
 
 // putAside publishes the message among the dead letters, with the reason, and

@@ -89,7 +89,7 @@ func (b *bench) consumer(work func(context.Context, order) error) *consumer {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return &consumer{js: b.js, ledger: b.ledger, store: store, workers: 2, ackWait: b.wait, work: work, settled: func(a idem.Action) {
+	return &consumer{js: b.js, ledger: b.ledger, store: store, workers: 2, ackWait: b.wait, work: work, settled: func(_ jetstream.Msg, a idem.Action) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.settled[a]++

@@ -18,10 +18,10 @@ import (
 // A ledger has the entries that orders are booked as, and idem's records in the
 // same database.
 type ledger interface {
-	// book adds the order's entry and completes the claim, in one transaction:
-	// both are there afterwards or neither is. It looks for nothing and locks
-	// nothing; that it is done once for each order is idem's part.
-	book(ctx context.Context, s *idem.Store, c *idem.Claim, o order) (idem.Result, error)
+	// book adds the order's entry, and calls complete in the transaction that
+	// does: both are there afterwards or neither is. It looks for nothing and
+	// locks nothing; that it is done once for each order is idem's part.
+	book(ctx context.Context, o order, complete completion) (idem.Result, error)
 
 	// entries returns how many entries there are for each order.
 	entries(ctx context.Context) (map[string]int, error)
@@ -29,6 +29,10 @@ type ledger interface {
 	backend() idem.Backend
 	close() error
 }
+
+// A completion completes the claim of an order with its result, by way of tx, which
+// is bound to the transaction that books the order.
+type completion func(tx idem.Backend, r idem.Result) error
 
 // openLedger opens the ledger at a path, or at the URL of a PostgreSQL.
 func openLedger(ctx context.Context, at string) (ledger, error) {
@@ -94,7 +98,7 @@ func openBolt(path string) (*boltLedger, error) {
 func (l *boltLedger) backend() idem.Backend { return l.records }
 func (l *boltLedger) close() error          { return l.db.Close() }
 
-func (l *boltLedger) book(ctx context.Context, s *idem.Store, c *idem.Claim, o order) (r idem.Result, err error) {
+func (l *boltLedger) book(_ context.Context, o order, complete completion) (r idem.Result, err error) {
 	err = l.db.Update(func(tx *bbolt.Tx) error {
 		entries, err := tx.CreateBucketIfNotExists(entriesBucket)
 		if err != nil {
@@ -112,7 +116,7 @@ func (l *boltLedger) book(ctx context.Context, s *idem.Store, c *idem.Claim, o o
 			return err
 		}
 		r = receipt(number)
-		return s.With(l.records.WithTx(tx)).Complete(ctx, c, r)
+		return complete(l.records.WithTx(tx), r)
 	})
 	return r, err
 }

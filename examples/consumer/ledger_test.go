@@ -35,8 +35,11 @@ func TestEntryAndRecordCommitTogether(t *testing.T) {
 				}
 				return c
 			}
+			book := func(c *idem.Claim, o order) (idem.Result, error) {
+				return l.book(ctx, o, func(tx idem.Backend, r idem.Result) error { return store.With(tx).Complete(ctx, c, r) })
+			}
 			kept, lost := nthOrder(1), nthOrder(2)
-			receipt, err := l.book(ctx, store, begin(kept), kept)
+			receipt, err := book(begin(kept), kept)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,13 +52,13 @@ func TestEntryAndRecordCommitTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 			second := begin(lost) // another consumer has taken over
-			if _, err := l.book(ctx, store, first, lost); !errors.Is(err, idem.ErrLost) {
+			if _, err := book(first, lost); !errors.Is(err, idem.ErrLost) {
 				t.Errorf("booking with a claim that is lost: %v", err)
 			}
 			if entries, err := l.entries(ctx); err != nil || len(entries) != 1 {
 				t.Errorf("the ledger has %v, %v", entries, err)
 			}
-			if _, err := l.book(ctx, store, second, lost); err != nil {
+			if _, err := book(second, lost); err != nil {
 				t.Error(err)
 			}
 			if entries, err := l.entries(ctx); err != nil || entries[lost.ID] != 1 || entries[kept.ID] != 1 {

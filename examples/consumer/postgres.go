@@ -50,14 +50,14 @@ func (l *postgresLedger) close() error {
 	return nil
 }
 
-func (l *postgresLedger) book(ctx context.Context, s *idem.Store, c *idem.Claim, o order) (r idem.Result, err error) {
+func (l *postgresLedger) book(ctx context.Context, o order, complete completion) (r idem.Result, err error) {
 	err = pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
 		var number uint64
 		if err := tx.QueryRow(ctx, `INSERT INTO entries (order_id, entry) VALUES ($1, $2) RETURNING number`, o.ID, entry(o)).Scan(&number); err != nil {
 			return err
 		}
 		r = receipt(number)
-		return s.With(l.records.WithTx(tx)).Complete(ctx, c, r)
+		return complete(l.records.WithTx(tx), r)
 	})
 	return r, err
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"sync"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/idem-go/idem"
 )
 
@@ -26,7 +28,7 @@ type tally struct {
 
 func newTally(w io.Writer) *tally { return &tally{w: w, count: map[idem.Action]int{}} }
 
-func (t *tally) add(a idem.Action) {
+func (t *tally) add(_ jetstream.Msg, a idem.Action) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.count[a]++

@@ -92,9 +92,21 @@ func newHandler(router string, s *shop) (http.Handler, error) {
 	if !ok {
 		return nil, fmt.Errorf("there is no router %q", router)
 	}
-	store, err := idem.New(memory.New(), nil)
+	protect, err := protection(memory.New())
 	if err != nil {
 		return nil, err
 	}
-	return with(s, idemhttp.Middleware(store, &idemhttp.Options{Required: true})), nil
+	return with(s, protect), nil
+}
+
+// protection returns the middleware, with its records in b.
+func protection(b idem.Backend) (middleware, error) {
+	// A charge is recorded after it has happened, and nobody can ask this shop what
+	// became of one whose attempt ended in between. So it is not tried again: retries
+	// are refused until somebody has decided.
+	store, err := idem.New(b, &idem.Options{OnLapse: idem.Hold})
+	if err != nil {
+		return nil, err
+	}
+	return idemhttp.Middleware(store, &idemhttp.Options{Required: true}), nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/idem-go/idem"
 	idemredis "github.com/idem-go/idem/backend/redis"
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // redisLines measures backend/redis, on servers of its own.
@@ -68,6 +69,7 @@ func redisLines(b *bench) error {
 // A redisRig is a server with clients for the contenders.
 type redisRig struct {
 	process *exec.Cmd
+	ended   <-chan struct{}
 	dir     string
 	own     *goredis.Client // idem's
 	raw     *goredis.Client
@@ -91,8 +93,7 @@ func newRedisRig(dir, fsync string) (*redisRig, error) {
 	r := &redisRig{dir: dir}
 	r.process = exec.Command("redis-server", "--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir,
 		"--save", "", "--appendonly", "yes", "--appendfsync", fsync, "--loglevel", "warning")
-	r.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := r.process.Start(); err != nil {
+	if r.ended, err = testenv.StartChild(r.process, syscall.SIGKILL); err != nil {
 		return nil, err
 	}
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
@@ -111,7 +112,7 @@ func newRedisRig(dir, fsync string) (*redisRig, error) {
 
 func (r *redisRig) stop() {
 	_ = r.process.Process.Kill()
-	_ = r.process.Wait()
+	<-r.ended
 	_ = r.own.Close()
 	_ = r.raw.Close()
 	_ = os.RemoveAll(r.dir)

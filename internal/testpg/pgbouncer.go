@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -71,19 +70,9 @@ ignore_startup_parameters = extra_float_digits,timezone,datestyle,intervalstyle,
 	cmd := exec.Command(bin, "-q", ini)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred, Pdeathsig: syscall.SIGKILL}
-	exited := make(chan struct{})
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // see Restart
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-		}
-		close(exited)
-	}()
-	if err := <-started; err != nil {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
+	exited, err := testenv.StartChild(cmd, syscall.SIGKILL)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

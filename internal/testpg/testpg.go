@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -120,7 +119,7 @@ type Server struct {
 	cred   *syscall.Credential
 	pid    int
 	stop   func(syscall.Signal)
-	exited chan struct{}
+	exited <-chan struct{}
 }
 
 // New starts a server for one test, with settings like "fsync=off".
@@ -214,7 +213,7 @@ func (s *Server) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = s.dir
 	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "TZ=UTC")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred, Pdeathsig: syscall.SIGQUIT, Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.cred, Setpgid: true}
 	return cmd
 }
 
@@ -243,20 +242,8 @@ func (s *Server) Restart(settings ...string) error {
 	var log bytes.Buffer
 	cmd := s.Command(s.Bin("postgres"), args...)
 	cmd.Stdout, cmd.Stderr = &log, &log
-	started := make(chan error)
-	exited := make(chan struct{})
-	go func() {
-		// The signal on the death of the parent is bound to the thread that
-		// started the child.
-		runtime.LockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-		}
-		close(exited)
-	}()
-	if err := <-started; err != nil {
+	exited, err := testenv.StartChild(cmd, syscall.SIGQUIT)
+	if err != nil {
 		return err
 	}
 	s.exited, s.pid = exited, cmd.Process.Pid

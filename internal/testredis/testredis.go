@@ -36,7 +36,7 @@ type Server struct {
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
-	gone chan struct{} // closed when the process has ended
+	gone <-chan struct{} // closed when the process has ended
 }
 
 // Start starts a server that keeps nothing over a restart, unless the arguments,
@@ -72,18 +72,13 @@ func (s *Server) Restart() {
 	s.t.Helper()
 	s.mu.Lock()
 	cmd := exec.Command(s.args[0], s.args[1:]...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	gone, err := testenv.StartChild(cmd, syscall.SIGKILL)
+	if err != nil {
 		s.mu.Unlock()
 		s.t.Fatal(err)
 	}
-	gone := make(chan struct{})
 	s.cmd, s.gone = cmd, gone
 	s.mu.Unlock()
-	go func() {
-		_ = cmd.Wait()
-		close(gone)
-	}()
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1})
 	defer func() { _ = c.Close() }()
 	Until(s.t, "the server answers", func() bool {
