@@ -12,8 +12,8 @@ import (
 // the key and the same request. The request's fingerprint is that of its JSON.
 //
 // A later caller gets the response as it comes back from JSON: fields that JSON
-// does not carry are zero. If the response was too large to be stored, or
-// cannot be encoded, the operation is done all the same, and later callers get
+// does not carry are zero. If the response was too large to be stored, cannot be
+// encoded, or is erased, the operation is done all the same, and later callers get
 // [ErrNotRecorded].
 func Call[Req, Resp any](ctx context.Context, s *Store, key string, req Req, fn func(context.Context, Req) (Resp, error)) (Resp, error) {
 	var fresh, stored Resp
@@ -53,7 +53,7 @@ func Call[Req, Resp any](ctx context.Context, s *Store, key string, req Req, fn 
 	case !out.Replayed:
 		return fresh, nil
 	case out.Result.Omitted:
-		return stored, s.fail("call", key, Record{}, fmt.Errorf("%w: attempt %d was done, but its response was too large to be stored", ErrNotRecorded, out.Attempt))
+		return stored, s.fail("call", key, Record{}, fmt.Errorf("%w: attempt %d was done, but its response is not stored: it was too large, or is erased", ErrNotRecorded, out.Attempt))
 	}
 	if err := json.Unmarshal(out.Result.Body, &stored); err != nil {
 		return stored, s.fail("call", key, Record{}, fmt.Errorf("%w: the stored response is not of type %T: %w", ErrCorrupt, stored, err))

@@ -79,6 +79,23 @@ func TestRS1_EmptyResponses(t *testing.T) {
 	}
 }
 
+func TestCallThatIsErased(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, nil, nil)
+	call := func() (string, error) {
+		return idem.Call(ctx, s, "k", 1, func(context.Context, int) (string, error) { return "of Anna", nil })
+	}
+	if v, err := call(); v != "of Anna" || err != nil {
+		t.Fatalf("%q, %v", v, err)
+	}
+	if err := s.Erase(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := call(); v != "" || !errors.Is(err, idem.ErrNotRecorded) || !strings.Contains(err.Error(), "is erased") {
+		t.Errorf("%q, %v", v, err)
+	}
+}
+
 func TestCallThatCannotBeEncoded(t *testing.T) {
 	ctx := context.Background()
 	s := open(t, nil, &idem.Options{MaxResult: 10})

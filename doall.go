@@ -29,6 +29,8 @@ type Ending struct {
 //     have ended and their claims with them: two batches never wait for each other.
 //     It then runs fn again for those that have been released or have lapsed.
 //     With Options.NoWait, and in a transaction, they are ErrInProgress.
+//   - In a transaction no claim is given back: of a task that has no result the
+//     claim stays in progress if the transaction commits. Roll back, or Release it.
 //   - Items with the same key and fingerprint are one operation, and end as it
 //     does; those after the first are replays.
 //   - An error of one item, such as [ErrMismatch] or [ErrKey], is that item's
@@ -36,9 +38,9 @@ type Ending struct {
 //
 // When one of the claims is lost, or can no longer be known to be held, fn's
 // context is cancelled; the others are extended until it returns. All else is as
-// with Do. Results are recorded when fn
-// returns: if the process dies before, the outcome of all tasks is unknown. So
-// where effects go to other systems keep batches small.
+// with Do. Results are recorded when fn returns: if the process dies before, the
+// outcome of all tasks is unknown. So where effects go to other systems keep
+// batches small.
 func (s *Store) DoAll(ctx context.Context, items []Item, fn func(context.Context, []*Task) error) []Ending {
 	start := time.Now()
 	b := &batch{s: s, items: items, ends: make([]Ending, len(items)), late: make(map[int]int)}

@@ -196,3 +196,20 @@ func TestTakenOver(t *testing.T) {
 		}
 	})
 }
+
+// A Middleware on a route, inside one on the whole server, leaves the operation to
+// that one, instead of waiting for it.
+func TestMiddlewareInsideMiddleware(t *testing.T) {
+	store := newStore(t, memory.New(), nil)
+	runs := 0
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		runs++
+		w.WriteHeader(201)
+	})
+	protect := idemhttp.Middleware(store, &idemhttp.Options{Wait: time.Minute})
+	h := protect(protect(handler))
+	first, second := call(t.Context(), h, "a"), call(t.Context(), h, "a")
+	if first.Code != 201 || second.Code != 201 || second.Header().Get(idemhttp.ReplayedHeader) != "true" || runs != 1 {
+		t.Errorf("%v, then %v, after %d runs", first, second, runs)
+	}
+}

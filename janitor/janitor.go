@@ -173,6 +173,7 @@ func newJanitor(b idem.Backend, opts *Options) (*janitor, error) {
 		j.prefix = idem.ScopePrefix(o.Scope)
 		o.Scope = "" // it comes back with the key of each claim
 	}
+	o.OnLapse = idem.Takeover // what is held stays so, see Store.Reclaim, and nothing else becomes so
 	var err error
 	if j.store, err = idem.New(b, &o); err != nil {
 		return nil, err

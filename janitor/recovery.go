@@ -30,6 +30,9 @@ type leftover struct {
 
 // recoverAll has Recover decide about the lapsed claims whose turn it is.
 func (j *janitor) recoverAll(ctx context.Context, r *reporter) {
+	// What was decided is remembered for one listing, which may have it twice, and
+	// not for as long as no listing comes to its end.
+	maps.DeleteFunc(j.left, func(_ string, l *leftover) bool { return l.over })
 	for _, l := range j.left {
 		l.seen = false
 	}

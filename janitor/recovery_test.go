@@ -338,6 +338,24 @@ func TestStoreOptions(t *testing.T) {
 	})
 }
 
+// A claim keeps to the policy it began with, whatever that of the janitor's Store.
+func TestPolicyOfTheClaim(t *testing.T) {
+	b := memory.New()
+	store := open(t, b, nil)
+	lapse(t, store, "k", "")
+	want := lookup(t, store, "k").TTL
+	_, err := janitor.Sweep(t.Context(), b, &janitor.Options{
+		Store:   &idem.Options{OnLapse: idem.Hold},
+		Recover: func(context.Context, *idem.Claim) (idem.Result, error) { return idem.Result{}, errors.New("unknown") },
+	})
+	if err == nil {
+		t.Error("Sweep returns no error of Recover")
+	}
+	if r := lookup(t, store, "k"); r.TTL != want || r.Attempt != 2 {
+		t.Errorf("%+v; want the TTL %v", r, want)
+	}
+}
+
 // The log names keys in the attribute "key" only, so that they can be masked there,
 // and has no content.
 func TestLogHasNoSecrets(t *testing.T) {

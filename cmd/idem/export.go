@@ -232,6 +232,9 @@ func (e *exporting) run() error {
 	if err := s.tell("copied %s\nfrom %s\nto   %s\ncompared: %s the same in both", e.total.summary(), e.from.name, e.to.name, counted(e.checked, "record is", "records are")); err != nil {
 		return err
 	}
+	if n := e.total.Running; n > 0 {
+		s.say("%s not ended in the old store. Whoever still runs one goes on there, and the new store lets another take it over when its lease is over: see that nobody does", counted(n, "attempt had", "attempts had"))
+	}
 	if err := e.verdict(); err != nil {
 		return err
 	}

@@ -267,6 +267,20 @@ func (b *box) started(url string) int {
 	return count
 }
 
+// A process that still works on the old store is not stopped by a copy, and told of.
+func TestExportWhileAnAttemptRuns(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	ready, gate := b.gate("ready"), b.gate("gate")
+	p := b.start(runArgs("--key k1 --store s.db", "sh", "-c", "echo ready > ready; read go < gate; echo done")...)
+	ready.wait()
+	if d := b.idem("export", "--store", "s.db", "--to", "new.db"); d.code != 0 || !strings.Contains(d.stderr, "1 attempt had not ended in the old store") {
+		t.Error(d)
+	}
+	gate.open()
+	p.wait().expect(t, 0, "done\n")
+}
+
 // What is in the new store is not replaced.
 func TestExportIntoAStoreInUse(t *testing.T) {
 	onEachStore(t, func(t *testing.T, b *box) {

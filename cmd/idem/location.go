@@ -63,7 +63,22 @@ func locate(store string) (*location, error) {
 			return nil, fmt.Errorf("store %s://...: the URL of a store begins with bolt:, postgres:// or redis://", scheme)
 		}
 	}
+	if mayHavePassword(store) {
+		return nil, errors.New("store ...: this may be a connection string with a password in it; write a URL, as in postgres://USER:PASSWORD@HOST/DATABASE, or ./NAME for a file of that name")
+	}
 	return &location{name: store, path: store}, nil
+}
+
+// mayHavePassword reports whether what is no URL looks like another way to name a
+// database, such as host=db password=x or user:x@host. Messages show the names of
+// files.
+func mayHavePassword(store string) bool {
+	first, _, _ := strings.Cut(store, "/")
+	if first == "" || first == "." || first == ".." {
+		return false
+	}
+	login, _, host := strings.Cut(first, "@")
+	return host && strings.Contains(login, ":") || strings.Contains(strings.ToLower(store), "password=")
 }
 
 // boltPath returns the file that the URL of a bolt store names, of which rest is
