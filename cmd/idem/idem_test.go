@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -27,6 +28,13 @@ func TestMain(m *testing.M) {
 	if mode := os.Getenv("IDEM_TEST_CHILD"); mode != "" {
 		child(mode)
 		return
+	}
+	// In the background of a shell, or under nohup, signals may be ignored, and
+	// what is started here would inherit that. What is caught is not inherited.
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGTERM} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
 	}
 	code := buildAndRun(m)
 	stopServers()
