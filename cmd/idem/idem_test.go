@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	code := buildAndRun(m)
 	stopServers()
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 func buildAndRun(m *testing.M) int {

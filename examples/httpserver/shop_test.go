@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	testpg.Stop()
 	testredis.StopShared()
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 // within is how long anything may take that is waited for.

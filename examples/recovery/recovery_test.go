@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(testenv.Leaks(m.Run()))
 }
 
 const lease = time.Second
