@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -80,6 +81,8 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 		}
 	}
 
+	// The server joins in whatever order it likes.
+	slices.SortFunc(entries, func(x, y idem.Entry) int { return strings.Compare(x.Key, y.Key) })
 	next := ""
 	switch {
 	case len(entries) == limit:

@@ -60,3 +60,45 @@ func TestListInSmallPages(t *testing.T) {
 		}
 	}
 }
+
+// The plan that the server chooses for a page decides the order of its rows, and
+// not which records are listed.
+func TestListWhateverThePlan(t *testing.T) {
+	for _, plan := range [][]string{
+		{"enable_nestloop", "off", "enable_mergejoin", "off"},
+		{"enable_nestloop", "off", "enable_hashjoin", "off"},
+		{"enable_hashjoin", "off", "enable_mergejoin", "off"},
+	} {
+		f := newFixture(t, 4, plan...)
+		const records = 300
+		for i := range records {
+			r := idem.Record{Token: fmt.Sprint("t", i), Status: idem.InProgress, Attempt: 1, Lease: time.Hour, TTL: 2 * time.Hour}
+			if _, err := f.Swap(t.Context(), fmt.Sprint("k", i), "", r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, q := range []idem.Query{{Limit: 7}, {Limit: 64}, {Limit: 64, Status: idem.InProgress}} {
+			listed := make(map[string]int)
+			for page := 0; ; page++ {
+				entries, next, err := f.List(t.Context(), q)
+				if err != nil || page > records {
+					t.Fatalf("%v: page %d: %v", plan, page, err)
+				}
+				for _, e := range entries {
+					listed[e.Key]++
+				}
+				if q.Cursor = next; next == "" {
+					break
+				}
+			}
+			if len(listed) != records {
+				t.Errorf("%v: %+v listed %d of %d records", plan, q, len(listed), records)
+			}
+			for key, times := range listed {
+				if times != 1 {
+					t.Errorf("%v: %+v listed %q %d times", plan, q, key, times)
+				}
+			}
+		}
+	}
+}
