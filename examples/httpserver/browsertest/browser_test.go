@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 		shared.stop()
 	}
 	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 // within is how long anything may take that is waited for.
