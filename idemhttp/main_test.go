@@ -18,11 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
 	"github.com/idem-go/idem/idemhttp"
+	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
 	"github.com/idem-go/idem/internal/testredis"
 )
@@ -35,13 +34,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	testpg.Stop()
 	testredis.StopShared()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 func newStore(t testing.TB, b idem.Backend, opts *idem.Options) *idem.Store {

@@ -8,8 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
 	"github.com/idem-go/idem/internal/testredis"
 )
@@ -18,13 +17,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	testpg.Stop()
 	testredis.StopShared()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 // find returns the scenario with the name.

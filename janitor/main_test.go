@@ -3,7 +3,6 @@ package janitor_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -13,10 +12,10 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
+	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
 	"github.com/idem-go/idem/internal/testredis"
 	"github.com/idem-go/idem/janitor"
@@ -28,13 +27,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	testpg.Stop()
 	testredis.StopShared()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 type silent struct{}

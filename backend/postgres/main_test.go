@@ -13,10 +13,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
-	"go.uber.org/goleak"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/postgres"
+	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testpg"
 )
 
@@ -31,13 +31,7 @@ func TestMain(m *testing.M) {
 	time.Local = zone
 	code := m.Run()
 	testpg.Stop()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 var payloadA, payloadB = idem.FingerprintOf([]byte("A")), idem.FingerprintOf([]byte("B"))

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/internal/testenv"
 	"github.com/idem-go/idem/internal/testredis"
 )
 
@@ -19,13 +19,7 @@ func TestMain(m *testing.M) {
 	goredis.SetLogger(silent{}) // the faults are on purpose
 	code := m.Run()
 	testredis.StopShared()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(testenv.Leaks(code))
 }
 
 type silent struct{}
