@@ -104,6 +104,7 @@ func (a *asking) prepare(s *Store) {
 	token := "" // should a Swap not take place, the next is another one
 	if a.c == nil {
 		a.c, token = newClaim(a.stored, a.key)
+		a.stored = a.c.stored
 	}
 	a.claim = s.claimRecord(a.c, token, a.present, a.fp)
 }

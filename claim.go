@@ -50,8 +50,12 @@ const (
 
 // newClaim returns a claim of a new attempt, and the name of its first write. Its
 // identity is drawn before the first packet, so that a claim whose answer is lost
-// is recognised.
+// is recognised. It has a copy of a stored key that is the caller's: a caller's
+// large buffer must not be held by a key in it.
 func newClaim(stored, key string) (c *Claim, token string) {
+	if len(stored) == len(key) {
+		stored = strings.Clone(stored)
+	}
 	var random [idBytes + writeBytes]byte
 	rand.Read(random[:])
 	text := make([]byte, 0, 64) // stays on the stack
