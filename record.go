@@ -199,8 +199,19 @@ func storedKey(scope, key string) string {
 	return scope + separator + key
 }
 
-// isPlain reports whether s is of printable ASCII, as most keys are.
+// isPlain reports whether s is of printable ASCII, as most keys are. It looks at
+// eight bytes at a time: every call has a key to check, and a replay does little
+// else.
 func isPlain(s string) bool {
+	for ; len(s) >= 8; s = s[8:] {
+		w := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+		// Below 0x20 the subtraction borrows, above 0x7e the addition reaches the
+		// top bit, or it is set already.
+		if (w-0x2020202020202020|w+0x0101010101010101|w)&0x8080808080808080 != 0 {
+			return false
+		}
+	}
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] >= 0x7f {
 			return false

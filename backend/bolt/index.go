@@ -19,6 +19,7 @@ const (
 )
 
 func (s spot) seq() uint64 { return uint64(s) & maxSeq }
+func (s spot) log() int    { return int(s >> spotSeqBits) }
 
 // spots maps the hash of a key to where records with that hash are. Two keys
 // can have one hash: what it finds are hints, and the keys must be compared.
@@ -157,25 +158,24 @@ func makeSpot(log, seq uint64) spot { return spot(log<<spotSeqBits | seq) }
 
 // place is the reverse of makeSpot. The caller holds mu.
 func (x *index) place(s spot) place {
-	return place{x.logs[s>>spotSeqBits], s.seq()}
+	return place{x.logs[s.log()], s.seq()}
 }
 
-// hints are places where a key may be.
-type hints struct {
-	first place
-	more  []place
-	ok    bool // there is a first
+// A hint is a place where a key may be, and its spot.
+type hint struct {
+	place
+	spot spot
 }
 
-// find returns the hints for a hash. The caller holds mu.
-func (x *index) find(hash uint64) hints {
-	first, more, ok := x.spots.find(hash)
-	if !ok {
-		return hints{}
+// appendHints appends the places of the spots with the hash. The caller holds mu
+// of the index.
+func (x *index) appendHints(hs []hint, s *spots, hash uint64) []hint {
+	first, more, ok := s.find(hash)
+	if ok {
+		hs = append(hs, hint{x.place(first), first})
 	}
-	h := hints{first: x.place(first), ok: true}
-	for _, s := range more {
-		h.more = append(h.more, x.place(s))
+	for _, m := range more {
+		hs = append(hs, hint{x.place(m), m})
 	}
-	return h
+	return hs
 }

@@ -26,7 +26,7 @@ func (c *core) lookup(ctx context.Context, key string) (r idem.Record, err error
 	defer c.recovered(&err, debug.SetPanicOnFault(true))
 	hash := c.index.hash(key)
 	for range maxRetries {
-		if r, err = c.lookupOnce(db, key, hash); err != errIndexNewer {
+		if err = c.lookupOnce(db, key, hash, &r); err != errIndexNewer {
 			return r, err
 		}
 		// A commit came between; the next transaction has it.
@@ -34,50 +34,49 @@ func (c *core) lookup(ctx context.Context, key string) (r idem.Record, err error
 	return idem.Record{}, c.lost("the file is older than what was read from it before")
 }
 
-func (c *core) lookupOnce(db *bbolt.DB, key string, hash uint64) (idem.Record, error) {
+func (c *core) lookupOnce(db *bbolt.DB, key string, hash uint64, r *idem.Record) error {
 	s, err := c.snapshot(db)
 	if err != nil {
-		return idem.Record{}, err
+		return err
 	}
 	defer c.endSnapshot(s)
-	r, err := c.lookupIn(s, key, hash)
-	if err != nil {
+	if err = c.lookupIn(s, key, hash, r); err != nil {
 		s.epoch-- // whatever it is, the next reader begins anew
 	}
-	return r, err
+	return err
 }
 
 // maxRetries bounds how often a reader starts again because a commit came in
 // between. It takes one for each; more means that the file has gone back.
 const maxRetries = 1000
 
-// lookupIn is lookup in a transaction that has written nothing. It returns
-// errIndexNewer if the index does not have the state of the transaction any more.
-func (c *core) lookupIn(s *snapshot, key string, hash uint64) (idem.Record, error) {
-	h, err := c.hints(s, hash)
-	if err != nil || !h.ok {
-		return idem.Record{}, err
+// lookupIn is lookup in a transaction that has written nothing, into a zero r. It
+// returns errIndexNewer if the index does not have the
+// state of the transaction any more.
+func (c *core) lookupIn(s *snapshot, key string, hash uint64, r *idem.Record) error {
+	var room [4]hint
+	hints, err := c.hints(room[:0], s, hash)
+	if err != nil {
+		return err
 	}
-	for i := -1; i < len(h.more); i++ {
-		at := h.first
-		if i >= 0 {
-			at = h.more[i]
-		}
-		v := s.fetch(at)
+	for i := range hints {
+		h := &hints[i]
+		v := s.fetch(h)
 		if v == nil {
-			if err := c.missing(s, hash, at); err != nil {
-				return idem.Record{}, err
+			if err := c.missing(s, hash, h); err != nil {
+				return err
 			}
 			continue
 		}
 		if string(keyOf(v)) == key {
-			return c.live(v, at, key)
+			*r, err = c.live(v, h.place, key)
+			return err
 		}
-		if err := verify(v, at); err != nil {
-			return idem.Record{}, c.corrupt("%v: %v", at, err)
+		if err := verify(v, h.place); err != nil {
+			return c.corrupt("%v: %v", h.place, err)
 		}
 	}
-	return idem.Record{}, nil
+	return nil
 }
 
 // live decodes the record under key. An expired record is the zero Record.
@@ -92,22 +91,22 @@ func (c *core) live(v []byte, at place, key string) (idem.Record, error) {
 	return r, nil
 }
 
-// hints returns where a key with the hash may be in the state of s.
-func (c *core) hints(s *snapshot, hash uint64) (hints, error) {
+// hints appends where a key with the hash may be in the state of s.
+func (c *core) hints(to []hint, s *snapshot, hash uint64) ([]hint, error) {
 	x := c.index
 	for range 2 {
 		x.mu.RLock()
 		if x.txid == s.tx.ID() {
-			h := x.find(hash)
+			to = x.appendHints(to, &x.spots, hash)
 			x.mu.RUnlock()
-			return h, nil
+			return to, nil
 		}
 		x.mu.RUnlock()
 		if err := c.catchUp(s.table); err != nil {
-			return hints{}, err
+			return nil, err
 		}
 	}
-	return hints{}, errIndexNewer
+	return nil, errIndexNewer
 }
 
 // catchUp gives the index the state of t, a transaction that has written nothing,
@@ -150,12 +149,9 @@ func (c *core) readTail(t table, h head) error {
 	}
 	err := t.eachRecord(x.seq+1, func(at place, v []byte) error {
 		hash := x.hashBytes(keyOf(v))
-		found := x.find(hash)
-		if found.ok {
-			for _, old := range append(found.more, found.first) {
-				if t.fetch(old) == nil {
-					x.spots.remove(hash, makeSpot(x.number[old.log], old.seq))
-				}
+		for _, old := range x.appendHints(nil, &x.spots, hash) {
+			if t.fetch(old.place) == nil {
+				x.spots.remove(hash, old.spot)
 			}
 		}
 		return x.add(hash, at)
@@ -188,11 +184,9 @@ func (c *core) readAll(t table, h head) error {
 		}
 		key := keyOf(v)
 		hash := x.hashBytes(key)
-		if found := x.find(hash); found.ok {
-			for _, other := range append(found.more, found.first) {
-				if bytes.Equal(keyOf(t.fetch(other)), key) {
-					return c.corrupt("%v and %v have the same key %q", other, at, key)
-				}
+		for _, other := range x.appendHints(nil, &x.spots, hash) {
+			if bytes.Equal(keyOf(t.fetch(other.place)), key) {
+				return c.corrupt("%v and %v have the same key %q", other.place, at, key)
 			}
 		}
 		return x.add(hash, at)
@@ -212,7 +206,7 @@ func (c *core) readAll(t table, h head) error {
 
 // missing judges a record that the index has and the transaction has not. If the
 // index has more than the file, somebody else has deleted it.
-func (c *core) missing(s *snapshot, hash uint64, at place) error {
+func (c *core) missing(s *snapshot, hash uint64, gone *hint) error {
 	h, err := s.head()
 	if err != nil {
 		return err
@@ -220,16 +214,15 @@ func (c *core) missing(s *snapshot, hash uint64, at place) error {
 	x := c.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	sp := makeSpot(x.number[at.log], at.seq)
 	switch {
 	case x.txid != s.tx.ID():
 		return errIndexNewer
-	case !x.spots.has(hash, sp): // another reader was here
+	case !x.spots.has(hash, gone.spot): // another reader was here
 		return nil
 	case uint64(x.spots.n) <= h.records:
-		return c.corrupt("%v cannot be found", at)
+		return c.corrupt("%v cannot be found", gone.place)
 	}
-	x.spots.remove(hash, sp)
+	x.spots.remove(hash, gone.spot)
 	return nil
 }
 

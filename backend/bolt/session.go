@@ -121,45 +121,29 @@ func (s *session) find(key string, hash uint64) (v []byte, at place, err error) 
 	x := s.c.index
 	var room [4]hint
 	x.mu.RLock()
-	found := appendHints(room[:0], x, &s.added, hash)
-	found = appendHints(found, x, &x.spots, hash)
+	found := x.appendHints(room[:0], &s.added, hash)
+	found = x.appendHints(found, &x.spots, hash)
 	x.mu.RUnlock()
-	for _, sp := range found {
-		if _, ok := s.gone[sp.spot]; ok {
+	for _, h := range found {
+		if _, ok := s.gone[h.spot]; ok {
 			continue
 		}
-		v := s.fetch(sp.place)
+		v := s.fetch(h.place)
 		switch {
 		case v == nil:
-			if s.surely(hash, sp.spot) {
-				return nil, place{}, s.c.corrupt("%v cannot be found", sp.place)
+			if s.surely(hash, h.spot) {
+				return nil, place{}, s.c.corrupt("%v cannot be found", h.place)
 			}
-			s.added.remove(hash, sp.spot)
+			s.added.remove(hash, h.spot)
 		case string(keyOf(v)) == key:
-			return v, sp.place, nil
+			return v, h.place, nil
 		default:
-			if err := verify(v, sp.place); err != nil {
-				return nil, place{}, s.c.corrupt("%v: %v", sp.place, err)
+			if err := verify(v, h.place); err != nil {
+				return nil, place{}, s.c.corrupt("%v: %v", h.place, err)
 			}
 		}
 	}
 	return nil, place{}, nil
-}
-
-type hint struct {
-	place
-	spot spot
-}
-
-func appendHints(hs []hint, x *index, s *spots, hash uint64) []hint {
-	first, more, ok := s.find(hash)
-	if ok {
-		hs = append(hs, hint{x.place(first), first})
-	}
-	for _, m := range more {
-		hs = append(hs, hint{x.place(m), m})
-	}
-	return hs
 }
 
 // surely reports whether a record that cannot be found must be there: the session

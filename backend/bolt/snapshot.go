@@ -11,29 +11,40 @@ import (
 // used by one goroutine at a time.
 type snapshot struct {
 	table
-	logs   map[logName]*bbolt.Cursor
+	logs   []*bbolt.Cursor // by the numbers of the logs
 	seqKey [seqLen]byte
 	epoch  uint64
 }
 
-// fetch returns the stored record at a place, valid until the transaction ends,
-// or nil.
-func (s *snapshot) fetch(at place) []byte {
-	cur, ok := s.logs[at.log]
-	if !ok {
-		log := s.log(at.log)
-		if log == nil {
-			return nil
-		}
-		cur = log.Cursor()
-		s.logs[at.log] = cur
+// fetch returns the stored record that h points to, valid until the transaction
+// ends, or nil.
+func (s *snapshot) fetch(h *hint) []byte {
+	cur := s.cursor(h)
+	if cur == nil {
+		return nil
 	}
-	putSeq(s.seqKey[:], at.seq)
+	putSeq(s.seqKey[:], h.seq)
 	k, v := cur.Seek(s.seqKey[:])
 	if string(k) != string(s.seqKey[:]) {
 		return nil
 	}
 	return v
+}
+
+func (s *snapshot) cursor(h *hint) *bbolt.Cursor {
+	n := h.spot.log()
+	if n < len(s.logs) && s.logs[n] != nil {
+		return s.logs[n]
+	}
+	log := s.log(h.log)
+	if log == nil {
+		return nil
+	}
+	if n >= len(s.logs) {
+		s.logs = append(s.logs, make([]*bbolt.Cursor, n+1-len(s.logs))...)
+	}
+	s.logs[n] = log.Cursor()
+	return s.logs[n]
 }
 
 // snapshots keeps read transactions open between calls, as long as nobody writes:
@@ -99,10 +110,6 @@ func (p *snapshots) resume() {
 	p.writing--
 }
 
-func newSnapshot(t table) *snapshot {
-	return &snapshot{table: t, logs: make(map[logName]*bbolt.Cursor, 4)}
-}
-
 // snapshot returns a snapshot of the present state, which endSnapshot ends or
 // keeps.
 func (c *core) snapshot(db *bbolt.DB) (*snapshot, error) {
@@ -119,9 +126,7 @@ func (c *core) snapshot(db *bbolt.DB) (*snapshot, error) {
 		_ = tx.Rollback()
 		return nil, err
 	}
-	s = newSnapshot(t)
-	s.epoch = epoch
-	return s, nil
+	return &snapshot{table: t, epoch: epoch}, nil
 }
 
 // endSnapshot ends a snapshot, or keeps it for the next reader.

@@ -85,7 +85,7 @@ func (b *binding) get(ctx context.Context, key string) (r idem.Record, err error
 		if err != nil {
 			return err
 		}
-		r, err = b.c.lookupIn(newSnapshot(t), key, hash)
+		err = b.c.lookupIn(&snapshot{table: t}, key, hash, &r)
 		if err == errIndexNewer {
 			r, err = t.scanFor(key)
 		}
