@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -189,7 +190,30 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 // known remembers keys under which this process has seen a record. A duplicate of
 // such a key is answered by a read, which costs less than a claim that finds the
 // key taken. It is a guess: what is not there any more costs another round trip.
-type known [1 << 14]atomic.Int64
+// A key has its place in a set of four, so that two keys rarely drive each other
+// out in turn.
+type known [1 << 12][4]atomic.Int64
 
-func (k *known) note(lock int64)     { k[uint64(lock)%uint64(len(k))].Store(lock) }
-func (k *known) has(lock int64) bool { return k[uint64(lock)%uint64(len(k))].Load() == lock }
+func (k *known) set(lock int64) *[4]atomic.Int64 { return &k[uint64(lock)%uint64(len(k))] }
+
+func (k *known) has(lock int64) bool {
+	for i := range k.set(lock) {
+		if k.set(lock)[i].Load() == lock {
+			return true
+		}
+	}
+	return false
+}
+
+func (k *known) note(lock int64) {
+	if k.has(lock) {
+		return
+	}
+	set := k.set(lock)
+	for i := range set {
+		if set[i].CompareAndSwap(0, lock) {
+			return
+		}
+	}
+	set[rand.N(len(set))].Store(lock)
+}
