@@ -185,11 +185,12 @@ func InTurn(swaps []Swap, swapAll func([]Swap) []Swapped) []Swapped {
 // it claims, and a replay costs no claim; a claim is decided by Swap as ever.
 // Probe has no context and no error, since it does not ask the storage.
 //
-//   - Probe is true for a key with a record that has been stored through this Backend.
+//   - Probe is true for a key with a record that has lately been stored through this Backend.
 //   - Probe is false for most keys that have no record.
 type Prober interface {
 	// Probe reports whether there may be a record under key. It may be wrong
-	// where others write to the storage.
+	// where others write to the storage, and about a key whose record is not one
+	// of the last thousands: then the claim meets it.
 	Probe(key string) bool
 }
 

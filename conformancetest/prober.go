@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	ruleProbeTrue  = "Probe is true for a key with a record that has been stored through this Backend."
+	ruleProbeTrue  = "Probe is true for a key with a record that has lately been stored through this Backend."
 	ruleProbeFalse = "Probe is false for most keys that have no record."
 )
 

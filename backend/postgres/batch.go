@@ -70,7 +70,7 @@ type input struct {
 }
 
 func (in *input) add(op *operation) {
-	r := &op.new
+	r := op.new
 	in.keys = append(in.keys, op.key)
 	in.locks = append(in.locks, op.lock)
 	in.tokens = append(in.tokens, r.Token)

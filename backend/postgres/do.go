@@ -160,15 +160,15 @@ func (o *own) grant(ctx context.Context, sw *swap) (idem.Record, error) {
 		case now.Token != sw.old:
 			return now, nil
 		case locked:
-			o.lock, o.claim, o.over = sw.op.lock, &sw.op.new, rep
-			return sw.op.new, nil
+			o.lock, o.claim, o.over = sw.op.lock, sw.op.new, rep
+			return *sw.op.new, nil
 		}
 		held, err := heldBySomebody(ctx, o.tx, sw.op.lock)
 		if err != nil {
 			return idem.Record{}, o.b.failedBound(ctx, "begin", err)
 		}
 		if held {
-			return unknown(sw.op.new), nil
+			return unknown(*sw.op.new), nil
 		}
 		if err := pause(ctx, delay); err != nil {
 			return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: do: others are writing the record: %w", err))

@@ -36,7 +36,7 @@ type limits struct {
 // the processor, and are quickest side by side until there are many.
 var (
 	forWrites = limits{singles: 1, lanes: 2, crowd: 64}
-	forReads  = limits{singles: 8, lanes: 2, crowd: 16}
+	forReads  = limits{singles: 8, lanes: 3, crowd: 16}
 )
 
 const (

@@ -150,7 +150,7 @@ func (m *many) wait(ctx context.Context, stuck []int, started time.Time) (again 
 		case err != nil:
 			m.answer(i, idem.Record{}, err)
 		case held[n] && (sw.old == "" || m.swapped[i].Record.Attempt != sw.op.new.Attempt):
-			m.answer(i, unknown(sw.op.new), nil)
+			m.answer(i, unknown(*sw.op.new), nil)
 		case time.Since(started) > patience:
 			m.answer(i, idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: another transaction that has the record is still open after %v: %w", patience, m.stuck)))
 		default:

@@ -19,7 +19,7 @@ type operation struct {
 	key  string
 	lock int64 // the advisory lock that stands for the key
 
-	new idem.Record // claim and replace
+	new *idem.Record // claim and replace
 
 	// replace: the token of the record to be replaced, and whether that record
 	// is live or, on the contrary, expired.
@@ -39,7 +39,11 @@ const (
 
 // size is about how many bytes the operation sends.
 func (op *operation) size() int {
-	return 200 + len(op.key) + len(op.meta) + len(op.new.Result.Body) + len(op.new.Checkpoint)
+	n := 200 + len(op.key) + len(op.meta)
+	if op.new != nil {
+		n += len(op.new.Result.Body) + len(op.new.Checkpoint)
+	}
+	return n
 }
 
 // args are the parameters of the operation's statement.
@@ -50,7 +54,7 @@ func (op *operation) args() []any {
 	r := op.new
 	args := make([]any, 0, 17)
 	args = append(args, op.key, op.lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
-		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(r))
+		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(*r))
 	if op.kind == replace {
 		args = append(args, op.old, op.live)
 	}
@@ -144,7 +148,7 @@ type swap struct {
 }
 
 func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
-	return &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: new, meta: encodeMeta(new.Result.Meta)}}
+	return &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: &new, meta: encodeMeta(new.Result.Meta)}}
 }
 
 // next returns what to ask next.
@@ -216,4 +220,11 @@ func (k *known) note(lock int64) {
 		}
 	}
 	set[rand.N(len(set))].Store(lock)
+}
+
+func (k *known) forget(lock int64) {
+	set := k.set(lock)
+	for i := range set {
+		set[i].CompareAndSwap(lock, 0)
+	}
 }

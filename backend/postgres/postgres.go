@@ -48,8 +48,8 @@ type Options struct {
 	Listen string
 }
 
-// Backend implements [idem.Backend], [idem.Lister], [idem.Watcher] and
-// [idem.Batcher] on a table of PostgreSQL. It is safe for concurrent use.
+// Backend implements [idem.Backend], [idem.Lister], [idem.Watcher], [idem.Prober]
+// and [idem.Batcher] on a table of PostgreSQL. It is safe for concurrent use.
 type Backend struct {
 	opts          Options
 	table         string // quoted
@@ -127,6 +127,10 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 	return unexpired(rep), nil
 }
 
+// Probe implements [idem.Prober], from memory of the last thousands of keys with a
+// record. What this process has not seen lately is claimed at once.
+func (b *Backend) Probe(key string) bool { return b.known.has(lockOf("key", b.table, key)) }
+
 // unexpired returns the record of a reply that is present and not expired.
 func unexpired(rep reply) idem.Record {
 	if rep.outcome != present || rep.record.Expired() {
@@ -142,7 +146,7 @@ func unexpired(rep reply) idem.Record {
 // connection.
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
 	sw := b.newSwap(key, old, new)
-	sw.look = old == "" && b.known.has(sw.op.lock)
+	sw.look = old == "" && b.known.has(sw.op.lock) // in case the caller did not ask Probe
 	writes := 0
 	for delay := time.Duration(0); ; {
 		op := sw.next()
@@ -227,8 +231,11 @@ func (b *Backend) finish(ctx context.Context, what string, op operation, rep rep
 		// If that fails, the next one who looks does it.
 		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token, op.lock) })
 	}
-	if rep.outcome == present || rep.outcome == stored {
+	switch rep.outcome {
+	case present, stored:
 		b.known.note(op.lock)
+	case nothing:
+		b.known.forget(op.lock) // it was swept, and the next claim need not look
 	}
 	if rep.outcome == stored {
 		b.waits.wake(op.lock)

@@ -133,5 +133,6 @@ var _ interface {
 	idem.Backend
 	idem.Lister
 	idem.Watcher
+	idem.Prober
 	idem.Batcher
 } = (*Backend)(nil)
