@@ -13,7 +13,7 @@ import (
 // A session runs statements on one connection, or in one transaction.
 type session interface {
 	// query runs a statement and calls each with the function that scans the
-	// row, for every row.
+	// row, for every row. It scans into several destinations or one *scanTo.
 	query(ctx context.Context, sql string, args []any, each func(scan func(...any) error) error) error
 }
 
@@ -148,8 +148,14 @@ func (s sqlSession) query(ctx context.Context, sql string, args []any, each func
 		return err
 	}
 	defer func() { _ = rows.Close() }()
+	scan := func(dest ...any) error {
+		if to, ok := dest[0].(*scanTo); ok {
+			dest = to.fields()
+		}
+		return rows.Scan(dest...)
+	}
 	for rows.Next() {
-		if err := each(rows.Scan); err != nil {
+		if err := each(scan); err != nil {
 			return err
 		}
 	}

@@ -229,6 +229,37 @@ func TestKF6_LongKeys(t *testing.T) {
 	}
 }
 
+// A column of another type is read as what it says, or refused, but never taken
+// for the type that it should have.
+func TestColumnsOfOtherTypes(t *testing.T) {
+	ctx := context.Background()
+	for _, change := range []string{
+		"attempt TYPE integer", "code TYPE smallint", "status TYPE bigint", "omitted TYPE integer USING omitted::integer", "token TYPE varchar",
+		"lease TYPE float8", "fence TYPE float8", "ttl TYPE numeric", "written_at TYPE timestamp",
+	} {
+		f := newFixture(t, 1)
+		s := newStore(t, f, nil)
+		want := idem.Result{Code: 201, Body: []byte("body")}
+		c, _, err := s.Begin(ctx, "k", payloadA)
+		if err == nil {
+			err = s.Complete(ctx, c, want)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.exec(t, `ALTER TABLE `+f.schema+`.idem_records ALTER `+change)
+		f.pool.Reset() // statements prepared before would be refused
+		r, err := s.Lookup(ctx, "k")
+		if err != nil {
+			t.Logf("%s: %v", change, err)
+			continue
+		}
+		if !r.Result.Equal(want) || r.Attempt != 1 || r.Fence != c.Fence || r.Fingerprint != payloadA || r.TTL != idem.MinRetention || r.Status != idem.Completed {
+			t.Errorf("%s: the record is read as %+v", change, r)
+		}
+	}
+}
+
 // A field that is NULL or out of range is damage and nothing else.
 func TestDamageIsNotGuessed(t *testing.T) {
 	ctx := context.Background()

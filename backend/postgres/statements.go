@@ -130,7 +130,7 @@ const (
 // soonest is the instant that goes into sweep_at; see [soonest].
 const soonestSQL = `$15::bigint::float8 * interval '1 microsecond'`
 
-const getSQL = `SELECT CASE WHEN pg_is_in_recovery() THEN 4 ELSE 1 END::smallint, {columns} FROM {table} AS r WHERE r.key = $1::text`
+const getSQL = `SELECT CASE WHEN pg_is_in_recovery() THEN 4::smallint ELSE 1::smallint END, {columns} FROM {table} AS r WHERE r.key = $1::text`
 
 // standbySQL is asked where there is no record that could tell.
 const standbySQL = `SELECT CASE WHEN pg_is_in_recovery() THEN 4 ELSE 0 END::smallint, ` + noColumns
