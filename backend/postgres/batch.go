@@ -3,7 +3,6 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -185,13 +184,24 @@ func (b *Backend) few(ctx context.Context, calls []*call) error {
 	}
 	defer release()
 	results := conn.SendBatch(ctx, &batch)
+	var absent []*call
 	for _, c := range calls {
 		if err == nil {
 			err = c.readOne(results)
 		}
+		if c.op.kind == get && c.reply.outcome == nothing {
+			absent = append(absent, c)
+		}
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
+	}
+	if err != nil || absent == nil {
+		return err
+	}
+	rep, err := queryReply(ctx, pgxSession{conn}, standbySQL, nil)
+	for _, c := range absent {
+		c.reply = rep
 	}
 	return err
 }
@@ -208,17 +218,9 @@ func (c *call) readOne(results pgx.BatchResults) error {
 		}
 		return rows.Err()
 	}
-	var written int16
-	var notified *string
-	switch err := results.QueryRow().Scan(&written, &notified); {
-	case err == nil:
-		c.reply.outcome = outcome(written)
-	case errors.Is(err, pgx.ErrNoRows):
-		c.reply.outcome = unwritten
-	default:
-		return err
-	}
-	return nil
+	var err error
+	c.reply, err = readWrite(results.QueryRow())
+	return err
 }
 
 // readWritten reads the tokens of the records that a statement has stored.

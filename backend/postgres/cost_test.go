@@ -155,7 +155,7 @@ func TestRoundTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	count("a replay of an unknown key", 1, replay(newStore(t, other, nil)))
-	count("a lost completion", 1, func(i int) error {
+	count("a lost completion", 2, func(i int) error {
 		if err := s.Complete(ctx, claims[i], idem.Result{Body: []byte("y")}); !errors.Is(err, idem.ErrCompleted) {
 			return fmt.Errorf("Complete = %w", err)
 		}

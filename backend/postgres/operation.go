@@ -103,39 +103,48 @@ func (b *Backend) query(ctx context.Context, s session, op operation) (reply, er
 	return rep, err
 }
 
-// inPieces runs an operation as a write and a read in one pipeline, which takes
-// the server less than one statement for both. The read finds nothing if the
-// write has taken place.
+// inPieces runs an operation with the statements that take the server least. Of a
+// claim these are a write and a read in one pipeline; the read finds nothing if
+// the write has taken place. That a record is not replaced is rare enough for its
+// caller to look what there is.
 func (b *Backend) inPieces(ctx context.Context, op operation) (rep reply, err error) {
 	conn, release, err := b.pgx.acquire(ctx)
 	if err != nil {
 		return rep, err
 	}
 	defer release()
-	if op.kind == get {
+	switch op.kind {
+	case get:
 		return b.query(ctx, pgxSession{conn}, op)
-	}
-	write := b.sql.claim.piece
-	if op.kind == replace {
-		write = b.sql.replace.piece
+	case replace:
+		return readWrite(conn.QueryRow(ctx, b.sql.replace.piece, op.args()...))
 	}
 	var batch pgx.Batch
-	batch.Queue(write, op.args()...)
+	batch.Queue(b.sql.claim.piece, op.args()...)
 	batch.Queue(b.sql.read, op.key, op.new.Token)
 	results := conn.SendBatch(ctx, &batch)
-	var written int16
-	var notified *string
-	err = results.QueryRow().Scan(&written, &notified)
-	switch {
-	case err == nil:
-		rep.outcome = outcome(written)
-	case errors.Is(err, pgx.ErrNoRows):
+	rep, err = readWrite(results.QueryRow())
+	if err == nil && rep.outcome == unwritten {
 		rep, err = readReply(results)
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
 	}
 	return rep, err
+}
+
+// readWrite reads what a write by itself returns.
+func readWrite(row pgx.Row) (reply, error) {
+	var written int16
+	var notified *string
+	switch err := row.Scan(&written, &notified); {
+	case err == nil:
+		return reply{outcome: outcome(written)}, nil
+	case errors.Is(err, pgx.ErrNoRows):
+		return reply{outcome: unwritten}, nil
+	default:
+		return reply{}, err
+	}
 }
 
 // A swap is one Swap on its way through operations and replies.

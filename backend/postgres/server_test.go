@@ -142,15 +142,18 @@ func TestRow19_Standby(t *testing.T) {
 			t.Errorf("%s = %v, want ErrUnavailable with the reason", what, err)
 		}
 	}
-	var all sync.WaitGroup
-	for i := range 64 { // and so do calls that share a round trip
-		all.Go(func() {
-			if _, err := old.Lookup(ctx, fmt.Sprintf("absent%d", i%40)); !errors.Is(err, idem.ErrUnavailable) {
-				t.Errorf("Lookup = %v", err)
-			}
-		})
+	// And so do calls that share a round trip, with few others and with many.
+	for callers := range 64 {
+		var all sync.WaitGroup
+		for i := range callers {
+			all.Go(func() {
+				if _, err := old.Lookup(ctx, fmt.Sprintf("absent%d", i%40)); !errors.Is(err, idem.ErrUnavailable) {
+					t.Errorf("Lookup = %v", err)
+				}
+			})
+		}
+		all.Wait()
 	}
-	all.Wait()
 }
 
 // Reliability row 15: the disk is full. The claim is definitely refused, reading
