@@ -1,6 +1,7 @@
 package idem_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -77,6 +78,26 @@ func TestKF6_Keys(t *testing.T) {
 			}
 			if n := b.count("Swap") + b.count("Get") - before; n != 0 {
 				t.Errorf("%.20q: the storage was asked %d times", tt.key, n)
+			}
+		}
+	}
+}
+
+// A control character, or a byte that is not UTF-8, is found wherever it is and
+// whatever is beside it.
+func TestKeyBytesAnywhere(t *testing.T) {
+	s := open(t, memory.New(), nil)
+	for _, fill := range []byte{' ', '~', 'x'} {
+		for length := 1; length <= 20; length++ {
+			for at := range length {
+				for b := range 256 {
+					key := bytes.Repeat([]byte{fill}, length)
+					key[at] = byte(b)
+					_, err := s.Lookup(t.Context(), string(key))
+					if good := b >= ' ' && b < 0x7f; good != (err == nil) || !good && !errors.Is(err, idem.ErrKey) {
+						t.Fatalf("%q: %v", key, err)
+					}
+				}
 			}
 		}
 	}
