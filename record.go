@@ -208,7 +208,7 @@ func isPlain(s string) bool {
 			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 		// Below 0x20 the subtraction borrows, above 0x7e the addition reaches the
 		// top bit, or it is set already.
-		if (w-0x2020202020202020|w+0x0101010101010101|w)&0x8080808080808080 != 0 {
+		if ((w-0x2020202020202020)|(w+0x0101010101010101)|w)&0x8080808080808080 != 0 {
 			return false
 		}
 	}
