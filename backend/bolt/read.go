@@ -51,8 +51,8 @@ func (c *core) lookupOnce(db *bbolt.DB, key string, hash uint64, r *idem.Record)
 const maxRetries = 1000
 
 // lookupIn is lookup in a transaction that has written nothing, into a zero r. It
-// returns errIndexNewer if the index does not have the
-// state of the transaction any more.
+// returns errIndexNewer if the index does not have the state of the transaction any
+// more.
 func (c *core) lookupIn(s *snapshot, key string, hash uint64, r *idem.Record) error {
 	var room [4]hint
 	hints, err := c.hints(room[:0], s, hash)

@@ -167,10 +167,12 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 func (b *Backend) few(ctx context.Context, calls []*call) error {
 	slices.SortStableFunc(calls, func(x, y *call) int { return cmp.Compare(x.op.lock, y.op.lock) })
 	var batch pgx.Batch
+	var readers []*call
 	for _, c := range calls {
 		c.reply, c.err = reply{}, nil
 		switch c.op.kind {
 		case get:
+			readers = append(readers, c)
 			batch.Queue(b.sql.get, c.op.args()...)
 		case claim:
 			batch.Queue(b.sql.claim.piece, c.op.args()...)
@@ -178,30 +180,31 @@ func (b *Backend) few(ctx context.Context, calls []*call) error {
 			batch.Queue(b.sql.replace.piece, c.op.args()...)
 		}
 	}
+	if readers != nil {
+		batch.Queue(standbySQL)
+	}
 	conn, release, err := b.pgx.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
 	results := conn.SendBatch(ctx, &batch)
-	var absent []*call
 	for _, c := range calls {
 		if err == nil {
 			err = c.readOne(results)
 		}
-		if c.op.kind == get && c.reply.outcome == nothing {
-			absent = append(absent, c)
+	}
+	if err == nil && readers != nil {
+		var rep reply
+		rep, err = readReply(results)
+		for _, c := range readers {
+			if c.reply.outcome == nothing {
+				c.reply = rep // a record tells by itself
+			}
 		}
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
-	}
-	if err != nil || absent == nil {
-		return err
-	}
-	rep, err := queryReply(ctx, pgxSession{conn}, standbySQL, nil)
-	for _, c := range absent {
-		c.reply = rep
 	}
 	return err
 }

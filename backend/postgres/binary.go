@@ -3,7 +3,6 @@ package postgres
 import (
 	"bytes"
 	"encoding/binary"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -41,8 +40,7 @@ func (s *scanTo) readBinary(fields []pgconn.FieldDescription, values [][]byte) b
 	s.meta, s.body = in.bytes(), in.bytes()
 	s.omitted = in.bool()
 	s.note = in.bytes()
-	s.lease, s.ttl = in.int8(), in.int8()
-	s.age = in.float8()
+	s.lease, s.ttl, s.age = in.int8(), in.int8(), in.int8()
 	return !in.bad && len(in.values) == 0
 }
 
@@ -93,13 +91,6 @@ func (b *binaryRow) int2() (to pgtype.Int2) {
 func (b *binaryRow) int8() (to pgtype.Int8) {
 	if v := b.take(pgtype.Int8OID, 8); v != nil {
 		to = pgtype.Int8{Int64: int64(binary.BigEndian.Uint64(v)), Valid: true}
-	}
-	return to
-}
-
-func (b *binaryRow) float8() (to pgtype.Float8) {
-	if v := b.take(pgtype.Float8OID, 8); v != nil {
-		to = pgtype.Float8{Float64: math.Float64frombits(binary.BigEndian.Uint64(v)), Valid: true}
 	}
 	return to
 }

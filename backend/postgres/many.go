@@ -32,7 +32,7 @@ func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 			return err
 		})
 		if err != nil {
-			return nil, b.failed(ctx, "swap", err)
+			return nil, b.explain(ctx, "swap", err)
 		}
 		return held, nil
 	}
@@ -96,7 +96,7 @@ func (m *many) run(ctx context.Context) []idem.Swapped {
 	for len(m.open) > 0 {
 		if err := pause(ctx, delay); err != nil {
 			for _, i := range m.open {
-				m.answer(i, idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: %w", err)))
+				m.answer(i, idem.Record{}, m.swaps[i].op.notDone(fmt.Errorf("postgres: swap: %w", err)))
 			}
 			break
 		}
@@ -148,11 +148,11 @@ func (m *many) wait(ctx context.Context, stuck []int, started time.Time) (again 
 		sw := m.swaps[i]
 		switch {
 		case err != nil:
-			m.answer(i, idem.Record{}, err)
+			m.answer(i, idem.Record{}, sw.op.notDone(err))
 		case held[n] && (sw.old == "" || m.swapped[i].Record.Attempt != sw.op.new.Attempt):
 			m.answer(i, unknown(*sw.op.new), nil)
 		case time.Since(started) > patience:
-			m.answer(i, idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: another transaction that has the record is still open after %v: %w", patience, m.stuck)))
+			m.answer(i, idem.Record{}, sw.op.notDone(fmt.Errorf("postgres: swap: another transaction that has the record is still open after %v: %w", patience, m.stuck)))
 		default:
 			again = append(again, i)
 		}
@@ -165,11 +165,10 @@ func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []re
 	results := make([]result, len(ops))
 	if err := ctx.Err(); err != nil {
 		for n := range results {
-			results[n].err = idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
+			results[n].err = ops[n].notDone(fmt.Errorf("postgres: %s: %w", what, err))
 		}
 		return results
 	}
-	unsure := make([]bool, len(ops))
 	open := make([]int, len(ops))
 	for n := range ops {
 		open[n] = n
@@ -184,7 +183,7 @@ func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []re
 			n := open[k]
 			results[n] = res
 			if res.err != nil && lostConnection(res.err) && ctx.Err() == nil && tries < mostTries {
-				unsure[n] = unsure[n] || !unsent(res.err)
+				ops[n].failedTry(res.err)
 				again = append(again, n)
 			}
 		}
@@ -192,7 +191,7 @@ func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []re
 	}
 	for n := range results {
 		res := &results[n]
-		res.reply, res.err = b.finish(ctx, what, ops[n], res.reply, res.err, unsure[n])
+		res.reply, res.err = b.finish(ctx, what, ops[n], res.reply, res.err)
 	}
 	return results
 }

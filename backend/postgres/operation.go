@@ -27,6 +27,29 @@ type operation struct {
 	live bool
 
 	meta []byte // encoded
+
+	// unsure is set when a write was sent that may have taken place though no reply
+	// came. It is its Swap's, of whose errors none says from then on that there was no
+	// effect. Nil for a Get.
+	unsure *bool
+}
+
+// failedTry notes that a try has ended with err.
+func (op *operation) failedTry(err error) {
+	if op.unsure != nil && op.kind != get && !unsent(err) {
+		*op.unsure = true
+	}
+}
+
+func (op *operation) mayBeDone() bool { return op.unsure != nil && *op.unsure }
+
+// notDone marks the error of an operation that was not carried out, unless an
+// earlier try may have been.
+func (op *operation) notDone(err error) error {
+	if op.mayBeDone() {
+		return err
+	}
+	return idem.NoEffect(err)
 }
 
 type kind uint8
@@ -154,10 +177,13 @@ type swap struct {
 
 	look    bool   // what there is is asked next
 	expired string // the token of an expired record in the way
+	unsure  bool   // see operation
 }
 
 func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
-	return &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: &new, meta: encodeMeta(new.Result.Meta)}}
+	sw := &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: &new, meta: encodeMeta(new.Result.Meta)}}
+	sw.op.unsure = &sw.unsure
+	return sw
 }
 
 // next returns what to ask next.
@@ -202,7 +228,8 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 
 // known remembers keys under which this process has seen a record. A duplicate of
 // such a key is answered by a read, which costs less than a claim that finds the
-// key taken. It is a guess: what is not there any more costs another round trip.
+// key taken. It is a guess: what has expired or is gone costs a claim two round trips
+// more.
 // A key has its place in a set of four, so that two keys rarely drive each other
 // out in turn.
 type known [1 << 12][4]atomic.Int64

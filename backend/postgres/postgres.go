@@ -154,7 +154,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 			if writes++; writes > 1 {
 				// The second time it is more likely that a rival was quicker.
 				if err := pause(ctx, delay); err != nil {
-					return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: a transaction that has written the key is still open: %w", err))
+					return idem.Record{}, op.notDone(fmt.Errorf("postgres: swap: a transaction that has written the key is still open: %w", err))
 				}
 				delay = min(2*delay+time.Millisecond, 100*time.Millisecond)
 			}
@@ -189,23 +189,21 @@ const mostTries = 3
 // ask runs an operation by itself.
 func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, error) {
 	if err := ctx.Err(); err != nil {
-		return reply{}, idem.NoEffect(fmt.Errorf("postgres: %s: %w", what, err))
+		return reply{}, op.notDone(fmt.Errorf("postgres: %s: %w", what, err))
 	}
 	rep, err := b.send(ctx, op)
-	unsure := false // an earlier try may have been carried out
 	for tries := 1; err != nil && lostConnection(err) && ctx.Err() == nil && tries < mostTries; tries++ {
 		// A pool may have connections that are dead, and the next call gets the
 		// next of them. Whatever became of the first try, its token tells.
-		unsure = unsure || !unsent(err)
+		op.failedTry(err)
 		rep, err = b.send(ctx, op)
 	}
-	return b.finish(ctx, what, op, rep, err, unsure)
+	return b.finish(ctx, what, op, rep, err)
 }
 
 // finish brings an operation to its end that has been sent, and mends what a clock
-// that was set back has left behind. It is unsure if an earlier try may have been
-// carried out.
-func (b *Backend) finish(ctx context.Context, what string, op operation, rep reply, err error, unsure bool) (reply, error) {
+// that was set back has left behind.
+func (b *Backend) finish(ctx context.Context, what string, op operation, rep reply, err error) (reply, error) {
 	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
 		// The default isolation is a stricter one, at which rivals are errors, or
 		// two batches met. By itself no statement needs more than this.
@@ -219,13 +217,13 @@ func (b *Backend) finish(ctx context.Context, what string, op operation, rep rep
 		})
 	}
 	switch {
-	case err != nil && unsure:
+	case err != nil && op.mayBeDone():
 		return reply{}, b.explain(ctx, what, err)
 	case err != nil:
 		return reply{}, b.failed(ctx, what, err)
 	}
 	if rep.outcome == standby {
-		return reply{}, idem.NoEffect(errStandby(what))
+		return reply{}, op.notDone(errStandby(what))
 	}
 	if rep.future {
 		// If that fails, the next one who looks does it.

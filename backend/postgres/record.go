@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -36,20 +35,16 @@ const (
 
 // columns are those of a record as every statement returns them, after the
 // outcome. Instants do not leave the server; what comes back is an age in
-// seconds, which does not depend on the session's time zone or date style.
-const columns = `r.token, r.status, r.attempt, r.fence, r.fingerprint, r.code, r.meta, r.body, r.omitted, r.checkpoint, r.lease, r.ttl, ` + seconds
+// microseconds, which does not depend on the session's time zone or date style.
+const columns = `r.token, r.status, r.attempt, r.fence, r.fingerprint, r.code, r.meta, r.body, r.omitted, r.checkpoint, r.lease, r.ttl, ` + age
 
 // noColumns has the types of columns, for rows that are no record.
-const noColumns = `NULL::text, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bytea, NULL::boolean, NULL::bytea, NULL::bigint, NULL::bigint, NULL::float8`
+const noColumns = `NULL::text, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bytea, NULL::boolean, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint`
 
-// seconds and age are that of the record r, in seconds and in microseconds. They
-// are negative for a record from the future. clock_timestamp, because the time of
-// now() stands still in a transaction. What is read are the seconds, since every
-// step of an expression costs the server; both come to the same microseconds.
-const (
-	seconds = `date_part('epoch', clock_timestamp() - r.written_at)`
-	age     = `(` + seconds + ` * 1000000)::bigint`
-)
+// age is that of the record r in microseconds. It is negative for a record from
+// the future. clock_timestamp, because the time of now() stands still in a
+// transaction.
+const age = `(date_part('epoch', clock_timestamp() - r.written_at) * 1000000)::bigint`
 
 // live says of the record r that it is not expired: what Record.Expired says,
 // in units of microseconds, and so that it cannot overflow.
@@ -73,12 +68,11 @@ func scanReply(scan func(...any) error, before ...any) (reply, error) {
 // A row has the columns of a record. NULL is told from zero: a table that was
 // repaired by hand must not turn a missing lease into one that is over.
 type row struct {
-	token                            pgtype.Text
-	status                           pgtype.Int2
-	attempt, fence, code, lease, ttl pgtype.Int8
-	age                              pgtype.Float8
-	fingerprint, meta, body, note    []byte
-	omitted                          pgtype.Bool
+	token                                 pgtype.Text
+	status                                pgtype.Int2
+	attempt, fence, code, lease, ttl, age pgtype.Int8
+	fingerprint, meta, body, note         []byte
+	omitted                               pgtype.Bool
 }
 
 // A scanTo is where a row of an outcome and columns is read to, the one thing that
@@ -117,7 +111,6 @@ func (r *row) record() (rec idem.Record, future bool, err error) {
 	if err != nil {
 		return rec, false, err
 	}
-	us := math.RoundToEven(r.age.Float64 * 1e6) // as the server rounds
 	return idem.Record{
 		Token:       r.token.String,
 		Status:      status,
@@ -128,14 +121,14 @@ func (r *row) record() (rec idem.Record, future bool, err error) {
 		Checkpoint:  orNil(r.note),
 		Lease:       time.Duration(r.lease.Int64),
 		TTL:         time.Duration(r.ttl.Int64),
-		Age:         microseconds(us),
-	}, us < 0, nil
+		Age:         microseconds(r.age.Int64),
+	}, r.age.Int64 < 0, nil
 }
 
-// microseconds returns us microseconds, at least 0 and at most about what a
-// Duration can hold.
-func microseconds(us float64) time.Duration {
-	const most = 1 << 53 // 285 years
+// microseconds returns us microseconds, at least 0 and at most what a Duration
+// can hold.
+func microseconds(us int64) time.Duration {
+	const most = int64(1<<63-1) / 1000
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
 }
 

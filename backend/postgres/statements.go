@@ -2,10 +2,10 @@ package postgres
 
 import "strings"
 
-// The SQL of the calls on records. Every call is one statement, or two in one
-// pipeline, and so one round trip. Parameters are cast in the text, so that it means the same in pgx's
-// extended, exec and simple modes and through database/sql; what a key holds
-// never becomes part of the text.
+// The SQL of the calls on records. A call is one statement, or two in one pipeline,
+// and so one round trip; only what is rare takes another. Parameters are cast in
+// the text, so that it means the same in pgx's extended, exec and simple modes and
+// through database/sql; what a key holds never becomes part of the text.
 //
 // Two things are to be known about such a statement:
 //
