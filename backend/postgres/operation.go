@@ -228,17 +228,17 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 
 // known remembers keys under which this process has seen a record. A duplicate of
 // such a key is answered by a read, which costs less than a claim that finds the
-// key taken. It is a guess: what has expired or is gone costs a claim two round trips
-// more.
-// A key has its place in a set of four, so that two keys rarely drive each other
-// out in turn.
+// key taken. It is a guess: what has expired or is gone costs a claim two round
+// trips more. A key has its place in a set of four, so that two keys rarely drive
+// each other out in turn.
 type known [1 << 12][4]atomic.Int64
 
 func (k *known) set(lock int64) *[4]atomic.Int64 { return &k[uint64(lock)%uint64(len(k))] }
 
 func (k *known) has(lock int64) bool {
-	for i := range k.set(lock) {
-		if k.set(lock)[i].Load() == lock {
+	set := k.set(lock)
+	for i := range set {
+		if set[i].Load() == lock {
 			return true
 		}
 	}
