@@ -27,24 +27,26 @@ var sweepCases = []testCase{
 	{name: "SweepEmpty", rule: ruleSweepEmpty, timed: true, run: testSweepEmpty},
 }
 
+// litterTTL is so long that no record to be swept expires while others are stored
+// without clock.late noticing: a write may delete what is expired, and it would be
+// missing in the count.
+const litterTTL = 6 * time.Hour
+
 // litter stores n records that are expired and n that are not, mixed, and
 // returns the ones that are not by their keys.
 func (e *env) litter(n int) map[string]idem.Record {
 	e.t.Helper()
-	// So long that none expires meanwhile without clock.late noticing: a write may
-	// delete what is expired, and it would be missing in the count.
-	const ttl = 6 * time.Hour
 	live := make(map[string]idem.Record)
 	for i := range n {
 		r := newRecord(idem.Status(1 + i%3))
-		r.TTL = ttl
+		r.TTL = litterTTL
 		e.put(fmt.Sprintf("%04d-expired", i), r)
 		r = newRecord(idem.Status(1 + i%3))
 		r.TTL = 10_000 * time.Hour
 		key := fmt.Sprintf("%04d-live", i)
 		live[key] = e.put(key, r)
 	}
-	e.clock.pass(ttl)
+	e.clock.pass(litterTTL)
 	return live
 }
 
@@ -234,10 +236,10 @@ func testSweepAll(e *env) {
 	live = nil
 	for i := range 10 {
 		r := newRecord(idem.Completed)
-		r.TTL = 6 * time.Hour
+		r.TTL = litterTTL
 		e.put(fmt.Sprintf("%04d-again", i), r)
 	}
-	e.clock.pass(6 * time.Hour)
+	e.clock.pass(litterTTL)
 	if deleted := e.sweepAll(3, 10); deleted != 10 && deleted != 0 {
 		e.errorf("Sweep(3), repeated, deleted %d of 10 expired records", deleted)
 	}
