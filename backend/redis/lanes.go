@@ -53,7 +53,8 @@ func (r *request) refused() {
 
 // lanes share round trips between callers. Whoever finds a lane free starts it; it
 // sends what is queued in one go, until the queue is empty. A lone caller does not
-// wait for company.
+// wait for company. Otherwise one lane would carry nearly all, and the others one
+// request each, if what is queued had not to be worth a trip of its own.
 //
 // A lane whose connection hangs is set aside: it does not count any more, so that
 // those who wait and come later take another one.
@@ -67,13 +68,17 @@ type lanes struct {
 
 // A lane is what carries out batches, one after another.
 type lane struct {
+	n     int       // how many requests the last batch has
 	since time.Time // the last batch was taken
 	aside bool
 }
 
 const (
-	lanesUsual = 2
+	lanesUsual = 4
 	lanesAside = 16 // at most
+
+	// A trip is worth while with one request for so many that are on their way.
+	onTheirWay = 3
 
 	// A trip that takes so long may be one over a connection that hangs.
 	asideAfter = 25 * time.Millisecond
@@ -145,11 +150,23 @@ func (l *lanes) push(requests ...*request) bool {
 
 // start reports whether a lane has to be started.
 func (l *lanes) start() bool {
-	if len(l.queue) == 0 || l.running >= lanesUsual {
+	if l.running >= lanesUsual || !l.worthwhile() {
 		return false
 	}
 	l.running++
 	return true
+}
+
+// worthwhile reports whether what is queued is worth a trip of its own. If not, a
+// lane that is on its way will take it along.
+func (l *lanes) worthwhile() bool {
+	n := 0
+	for _, ln := range l.busy {
+		if !ln.aside {
+			n += ln.n
+		}
+	}
+	return len(l.queue) > 0 && len(l.queue)*onTheirWay >= n
 }
 
 // leave gives up a request. It has no effect if it was not taken.
@@ -164,16 +181,21 @@ func (l *lanes) leave(ctx context.Context, r *request) error {
 }
 
 // take takes the next batch out of the queue. It ends the lane if there is none, or
-// if it was set aside and others do its work.
-func (l *lanes) take(ln *lane, batch []*request) []*request {
+// others do its work. It reports whether somebody has to wait.
+func (l *lanes) take(ln *lane, batch []*request) (_ []*request, rest bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ln.aside {
+	ln.n = 0
+	switch {
+	case ln.aside:
 		if !l.start() {
 			l.end(ln)
-			return nil
+			return nil, len(l.queue) > 0
 		}
 		ln.aside = false
+	case !ln.since.IsZero() && !l.worthwhile():
+		l.end(ln)
+		return nil, len(l.queue) > 0
 	}
 	n, size := 0, 0
 	for n < len(l.queue) && len(batch) < maxBatch && size < maxBatchBytes {
@@ -186,18 +208,18 @@ func (l *lanes) take(ln *lane, batch []*request) []*request {
 		batch = append(batch, r)
 		size += len(r.encoded)
 	}
-	rest := copy(l.queue, l.queue[n:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
+	left := copy(l.queue, l.queue[n:])
+	clear(l.queue[left:])
+	l.queue = l.queue[:left]
 	if len(batch) == 0 {
 		l.end(ln)
-		return nil
+		return nil, false
 	}
 	if ln.since.IsZero() {
 		l.busy = append(l.busy, ln)
 	}
-	ln.since = time.Now()
-	return batch
+	ln.n, ln.since = len(batch), time.Now()
+	return batch, left > 0
 }
 
 // end ends a lane.
@@ -222,7 +244,11 @@ func (b *Backend) drive(own *request) {
 			runtime.Gosched()
 		}
 		clear(batch)
-		if batch = b.lanes.take(ln, batch[:0]); len(batch) == 0 {
+		var rest bool
+		if batch, rest = b.lanes.take(ln, batch[:0]); rest {
+			b.watch()
+		}
+		if len(batch) == 0 {
 			return
 		}
 		b.trip(batch)

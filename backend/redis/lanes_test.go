@@ -133,6 +133,47 @@ func TestLeavingTheQueue(t *testing.T) {
 	}
 }
 
+func taken(batch []*request, _ bool) int { return len(batch) }
+
+// What is queued while much is on its way waits until it is a share of that, or
+// until a lane comes back or is set aside.
+func TestLanesCarryShares(t *testing.T) {
+	var l lanes
+	push := func(n int, want bool) {
+		t.Helper()
+		for i := range n {
+			if starts := l.push(&request{}); starts != (want && i == n-1) {
+				t.Fatalf("request %d of %d starts a lane: %v", i+1, n, starts)
+			}
+		}
+	}
+	take := func(ln *lane, want int, rest bool) {
+		t.Helper()
+		if batch, left := l.take(ln, nil); len(batch) != want || left != rest {
+			t.Fatalf("%d requests are taken, want %d; some are left: %v", len(batch), want, left)
+		}
+	}
+	first, second, third := &lane{}, &lane{}, &lane{}
+	push(1, true) // there is nothing on its way
+	for range 5 {
+		l.queue = append(l.queue, &request{})
+	}
+	take(first, 6, false)
+	push(2, true) // the second one does
+	take(second, 2, false)
+	push(1, false)
+	take(second, 0, true) // the first one will take it
+	take(first, 1, false)
+	push(1, true)
+	take(third, 1, false)
+	first.aside = true // as it is when it hangs
+	l.running--
+	push(1, true) // only the third one counts
+	if l.running != 2 || len(l.busy) != 2 {
+		t.Errorf("%d lanes run and %d are busy, want 2", l.running, len(l.busy))
+	}
+}
+
 // A batch is bounded, in number and in bytes; what is larger goes alone.
 func TestBatchesAreBounded(t *testing.T) {
 	var l lanes
@@ -140,23 +181,23 @@ func TestBatchesAreBounded(t *testing.T) {
 	for range maxBatch + 10 {
 		l.push(&request{})
 	}
-	if n := len(l.take(ln, nil)); n != maxBatch {
+	if n := taken(l.take(ln, nil)); n != maxBatch {
 		t.Errorf("the first batch has %d requests, want %d", n, maxBatch)
 	}
-	if n := len(l.take(ln, nil)); n != 10 {
+	if n := taken(l.take(ln, nil)); n != 10 {
 		t.Errorf("the second batch has %d requests, want 10", n)
 	}
 	for range 5 {
 		l.push(&request{encoded: bytes.Repeat([]byte("x"), maxBatchBytes)})
 	}
 	for range 5 {
-		if n := len(l.take(ln, nil)); n != 1 {
+		if n := taken(l.take(ln, nil)); n != 1 {
 			t.Errorf("a batch of large records has %d, want 1", n)
 		}
 	}
 	l.running = 1
 	ln.aside = false
-	if n := len(l.take(ln, nil)); n != 0 || l.running != 0 {
+	if n := taken(l.take(ln, nil)); n != 0 || l.running != 0 {
 		t.Errorf("the lane has not ended: %d requests, %d lanes", n, l.running)
 	}
 }
