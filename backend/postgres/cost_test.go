@@ -293,10 +293,20 @@ func TestDamageIsNotGuessed(t *testing.T) {
 	if err := s.Complete(ctx, c, idem.Result{}); err != nil {
 		t.Errorf("Complete, after all was mended: %v", err)
 	}
-	for _, nonsense := range []string{"status = 0", "status = 4", "lease = -1", "ttl = -1", "fingerprint = ''", "key = ''"} {
-		if _, err := f.pool.Exec(ctx, `UPDATE `+f.schema+`.idem_records SET `+nonsense); err == nil {
-			t.Errorf("the table takes %s", nonsense)
+	f.exec(t, `CREATE TABLE `+f.schema+`.saved AS SELECT * FROM `+f.schema+`.idem_records`)
+	for _, nonsense := range []string{"status = 0", "status = 4", "attempt = -1", "lease = -1", "ttl = -1", "fingerprint = ''", "token = ''"} {
+		f.exec(t, `UPDATE `+f.schema+`.idem_records SET `+nonsense)
+		if _, err := s.Lookup(ctx, "k"); !errors.Is(err, idem.ErrCorrupt) {
+			t.Errorf("Lookup with %s: %v", nonsense, err)
 		}
+		if _, _, err := s.Begin(ctx, "k", payloadA); !errors.Is(err, idem.ErrCorrupt) {
+			t.Errorf("Begin with %s: %v", nonsense, err)
+		}
+		f.exec(t, `DELETE FROM `+f.schema+`.idem_records`)
+		f.exec(t, `INSERT INTO `+f.schema+`.idem_records SELECT * FROM `+f.schema+`.saved`)
+	}
+	if _, done, err := s.Begin(ctx, "k", payloadA); err != nil || done == nil {
+		t.Errorf("Begin, after all was mended: %v, %v", done, err)
 	}
 }
 

@@ -11,40 +11,53 @@ import (
 
 // Lanes are how calls share connections. A call that comes alone runs at once, on
 // a connection of its own. When more come than may run side by side they queue,
-// and a lane takes all who queue together, in one round trip and one commit,
-// again and again until nobody queues. What that saves is what dominates: round
-// trips, statements, and flushes of the log. Nobody waits for company.
+// and a lane takes of those who queue as many as it is to carry, in one round trip
+// and one commit, again and again until nobody queues. What that saves is what
+// dominates: round trips, statements, and flushes of the log. Lanes carry about
+// the same, so that the server is at work on one while this program is on another;
+// otherwise one would carry nearly all, and the others a call each.
 type lanes struct {
 	b     *Backend
 	limit limits
+	usual int // lanes that work at the same time when all is well; a share is one part of so many
 
 	mu      sync.Mutex
 	singles int // calls that run by themselves
-	busy    int // lanes at work
+	working []*lane
 	queue   []*call
 	help    *time.Timer // opens a lane more when those at work are stuck
+}
+
+// A lane is at work on calls.
+type lane struct {
+	calls int
+	since time.Time
 }
 
 // limits say how calls of one kind are put together.
 type limits struct {
 	singles int // calls that run by themselves at the same time
-	lanes   int // lanes that work at the same time when all is well
-	crowd   int // so many in the queue are worth the next lane
+	least   int // so many calls are worth another lane
+	most    int // so many at most go together
 }
 
 // Commits wait for the disk, which one batch does as fast as one call; reads use
 // the processor, and are quickest side by side until there are many.
 var (
-	forWrites = limits{singles: 1, lanes: 2, crowd: 64}
-	forReads  = limits{singles: 8, lanes: 3, crowd: 16}
+	forWrites = limits{singles: 1, least: 4, most: 128}
+	forReads  = limits{singles: 8, least: 8, most: 64}
 )
 
 const (
+	usualLanes = 3
 	mostLanes  = 8
+
+	// A lane that is at work for so long may be stuck: a connection that went
+	// silent must not hold up everybody.
 	stuckAfter = 100 * time.Millisecond
 
 	// What shares a round trip shares a transaction, and a fate: not too many
-	// calls, and not too many bytes.
+	// calls of one caller, and not too many bytes.
 	largeBatch = 512
 	heavyBatch = 1 << 20
 
@@ -57,6 +70,7 @@ type call struct {
 	ctx    context.Context
 	op     operation
 	queued time.Time
+	with   int // how many calls its caller makes together
 
 	// Set before done is closed.
 	reply reply
@@ -65,17 +79,19 @@ type call struct {
 }
 
 func newLanes(b *Backend, limit limits) *lanes {
+	l := &lanes{b: b, limit: limit, usual: usualLanes}
 	if b.pgx.pool == nil {
-		limit.singles, limit.lanes = 1, 1 // there is one connection
+		l.limit.singles, l.usual = 1, 1 // there is one connection
 	}
-	return &lanes{b: b, limit: limit}
+	return l
 }
 
 // ask runs an operation and returns its reply. Of an error of its statement only
 // its own caller learns; others learn of a lost connection.
 func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
 	l.mu.Lock()
-	if l.busy == 0 && l.singles < l.limit.singles {
+	now := time.Now()
+	if lanes, _ := l.atWork(now); lanes == 0 && l.singles < l.limit.singles {
 		l.singles++
 		l.mu.Unlock()
 		rep, err := l.b.alone(ctx, op)
@@ -84,14 +100,8 @@ func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
 		l.mu.Unlock()
 		return rep, err
 	}
-	c := &call{ctx: ctx, op: op, done: make(chan struct{}), queued: time.Now()}
-	l.queue = append(l.queue, c)
-	if len(l.queue) == 1 {
-		l.watch()
-	}
-	if l.busy == 0 || l.busy < l.limit.lanes && len(l.queue) >= l.limit.crowd {
-		l.open()
-	}
+	c := &call{ctx: ctx, op: op, done: make(chan struct{}), queued: now}
+	l.push(now, c)
 	l.mu.Unlock()
 
 	select {
@@ -113,16 +123,10 @@ func (l *lanes) askAll(ctx context.Context, ops []operation) []result {
 	calls := make([]*call, len(ops))
 	now := time.Now()
 	for i, op := range ops {
-		calls[i] = &call{ctx: ctx, op: op, done: make(chan struct{}), queued: now}
+		calls[i] = &call{ctx: ctx, op: op, done: make(chan struct{}), queued: now, with: len(ops)}
 	}
 	l.mu.Lock()
-	if len(l.queue) == 0 {
-		l.watch()
-	}
-	l.queue = append(l.queue, calls...)
-	for l.busy == 0 || l.busy < l.limit.lanes && len(l.queue) > l.busy*largeBatch {
-		l.open()
-	}
+	l.push(now, calls...)
 	l.mu.Unlock()
 
 	results := make([]result, len(calls))
@@ -164,13 +168,49 @@ func (l *lanes) leave(ctx context.Context, calls []*call, results []result) {
 	}
 }
 
-// open opens a lane, which closes itself when nobody queues. l.mu is held.
-func (l *lanes) open() {
-	l.busy++
+// push queues calls, and opens the lanes that they are worth. l.mu is held.
+func (l *lanes) push(now time.Time, calls ...*call) {
+	if len(l.queue) == 0 {
+		l.watch()
+	}
+	l.queue = append(l.queue, calls...)
+	most := max(l.limit.most, min(len(calls), largeBatch))
+	for rest := len(l.queue); l.worthwhile(now, rest); rest -= most {
+		l.open(now)
+	}
+}
+
+// atWork returns how many lanes are at work, and on how many calls. Those that
+// are stuck do not count. l.mu is held.
+func (l *lanes) atWork(now time.Time) (lanes, calls int) {
+	for _, ln := range l.working {
+		if now.Sub(ln.since) < stuckAfter || l.usual == 1 {
+			lanes++
+			calls += ln.calls
+		}
+	}
+	return lanes, calls
+}
+
+// worthwhile reports whether so many calls are worth a lane more. If not, those
+// that are at work will carry them. l.mu is held.
+func (l *lanes) worthwhile(now time.Time, queued int) bool {
+	if queued <= 0 || len(l.working) >= mostLanes {
+		return false
+	}
+	lanes, calls := l.atWork(now)
+	return lanes == 0 || lanes < l.usual && queued >= l.limit.least && queued*l.usual >= calls
+}
+
+// open opens a lane, which closes itself when there is nothing for it to do. l.mu
+// is held.
+func (l *lanes) open(now time.Time) {
+	ln := &lane{since: now}
+	l.working = append(l.working, ln)
 	go func() {
 		for {
 			l.gather()
-			calls := l.take()
+			calls := l.take(ln)
 			if calls == nil {
 				return
 			}
@@ -186,7 +226,7 @@ func (l *lanes) gather() {
 		l.mu.Lock()
 		now := len(l.queue)
 		l.mu.Unlock()
-		if now == before || now >= largeBatch {
+		if now == before || now >= l.usual*l.limit.most {
 			return
 		}
 		before = now
@@ -194,28 +234,38 @@ func (l *lanes) gather() {
 	}
 }
 
-// take returns the calls that a lane is to run. If there are none it closes the
-// lane.
-func (l *lanes) take() []*call {
+// take returns the calls that a lane is to run: a share of all, or what one caller
+// wants together. If there are none for it, it closes the lane.
+func (l *lanes) take(ln *lane) []*call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n, bytes := 0, 0
-	for n < min(len(l.queue), largeBatch) && (n == 0 || bytes < heavyBatch) {
-		bytes += l.queue[n].op.size()
-		n++
-	}
-	if n == 0 {
-		l.busy--
+	now := time.Now()
+	again := ln.calls > 0
+	l.working = slices.DeleteFunc(l.working, func(other *lane) bool { return other == ln })
+	if len(l.queue) == 0 {
 		l.help.Stop()
 		return nil
 	}
+	if again && !l.worthwhile(now, len(l.queue)) {
+		return nil
+	}
+	_, others := l.atWork(now)
+	share := (len(l.queue) + others + l.usual - 1) / l.usual
+	most := min(l.limit.most, max(l.limit.least, share))
+	most = min(len(l.queue), max(most, min(l.queue[0].with, largeBatch)))
+	n, bytes := 0, 0
+	for n < most && (n == 0 || bytes < heavyBatch) {
+		bytes += l.queue[n].op.size()
+		n++
+	}
 	calls := slices.Clone(l.queue[:n])
 	l.queue = slices.Delete(l.queue, 0, n)
+	ln.calls, ln.since = n, now
+	l.working = append(l.working, ln)
 	return calls
 }
 
-// watch opens another lane when those at work do not come back: a connection
-// that went silent must not hold up everybody. l.mu is held.
+// watch opens another lane when those at work do not come back. l.mu is held.
 func (l *lanes) watch() {
 	if l.help != nil {
 		l.help.Reset(stuckAfter)
@@ -227,8 +277,9 @@ func (l *lanes) watch() {
 		if len(l.queue) == 0 {
 			return
 		}
-		if time.Since(l.queue[0].queued) >= stuckAfter && l.busy < mostLanes && l.b.pgx.pool != nil {
-			l.open()
+		now := time.Now()
+		if now.Sub(l.queue[0].queued) >= stuckAfter && len(l.working) < mostLanes && l.b.pgx.pool != nil {
+			l.open(now)
 		}
 		l.help.Reset(stuckAfter)
 	})

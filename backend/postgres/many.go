@@ -228,12 +228,15 @@ func (b *Backend) sendAll(ctx context.Context, ops []operation) []result {
 	return results
 }
 
+// pipelineMost is how many statements of a transaction go together.
+const pipelineMost = 512
+
 // askAll runs operations in the transaction. After an error there is no more to
 // be had from it.
 func (t *bound) askAll(ctx context.Context, ops []operation) []result {
 	results := make([]result, len(ops))
 	for n := 0; n < len(ops); {
-		part := ops[n:min(n+largeBatch, len(ops))]
+		part := ops[n:min(n+pipelineMost, len(ops))]
 		done, err := queryAll(ctx, t.s, len(part),
 			func(i int) (string, []any) { return t.statement(part[i]), part[i].args() },
 			func(i int, scan func(...any) error) error {

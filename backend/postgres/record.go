@@ -100,12 +100,14 @@ func (r *row) record() (rec idem.Record, future bool, err error) {
 	switch {
 	case !valid:
 		return rec, false, fmt.Errorf("postgres: %w: a column of the record is NULL", idem.ErrCorrupt)
+	case r.token.String == "":
+		return rec, false, fmt.Errorf("postgres: %w: the record has no token", idem.ErrCorrupt)
 	case r.status.Int16 < int16(idem.InProgress) || r.status.Int16 > int16(idem.Released):
 		return rec, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, r.status.Int16)
 	case len(r.fingerprint) != len(rec.Fingerprint):
 		return rec, false, fmt.Errorf("postgres: %w: the fingerprint of the record has %d bytes", idem.ErrCorrupt, len(r.fingerprint))
-	case r.lease.Int64 < 0 || r.ttl.Int64 < 0:
-		return rec, false, fmt.Errorf("postgres: %w: a duration of the record is negative", idem.ErrCorrupt)
+	case r.attempt.Int64 < 0 || r.lease.Int64 < 0 || r.ttl.Int64 < 0:
+		return rec, false, fmt.Errorf("postgres: %w: a number of the record is negative", idem.ErrCorrupt)
 	}
 	meta, err := decodeMeta(r.meta)
 	if err != nil {
