@@ -235,7 +235,12 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 	// At READ COMMITTED each statement has a snapshot of its own: whoever has
 	// the lock sees what was committed before he got it.
 	batch.Queue(lockSQL, op.lock)
-	batch.Queue(t.b.sql.get, op.key)
+	// Most keys have no record, and most that have one are known.
+	look := t.b.sql.there
+	if t.b.known.has(op.lock) {
+		look = t.b.sql.get
+	}
+	batch.Queue(look, op.key)
 	if begun {
 		results = t.tx.SendBatch(ctx, &batch)
 	} else {
@@ -251,16 +256,26 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 			return false, rep, err
 		}
 	}
-	var recovering bool
+	var recovering, there bool
 	err = results.QueryRow().Scan(&locked, &recovering)
-	if err == nil {
+	switch {
+	case err != nil:
+	case look == t.b.sql.get:
 		rep, err = readReply(results)
+	default:
+		err = eachRow(results, func(func(...any) error) error {
+			there = true
+			return nil
+		})
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
-	if recovering {
+	switch {
+	case err == nil && recovering:
 		rep = reply{outcome: standby}
+	case err == nil && there:
+		rep, err = queryReply(ctx, t, t.b.sql.get, []any{op.key})
 	}
 	return locked, rep, err
 }
@@ -274,7 +289,7 @@ func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, e
 	}
 	batch.Queue(commit)
 	results := t.tx.SendBatch(ctx, &batch)
-	_, err = readReply(results)
+	_, err = results.Exec()
 	if err != nil && (refused(err) || unsent(err)) {
 		_ = results.Close()
 		return nil, err // the server skips what follows in the pipeline
@@ -375,7 +390,7 @@ func (t *sqlTx) look(ctx context.Context, op operation) (locked bool, rep reply,
 }
 
 func (t *sqlTx) write(ctx context.Context, sql string, args []any) (committed, err error) {
-	if _, err := queryReply(ctx, t, sql, args); err != nil {
+	if err := exec(ctx, t, sql, args...); err != nil {
 		return nil, err
 	}
 	if err := t.tx.Commit(); err != nil {

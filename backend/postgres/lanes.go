@@ -62,7 +62,7 @@ const (
 	heavyBatch = 1 << 20
 
 	// So many statements for one key each take the server less than one for all.
-	smallBatch = 3
+	smallBatch = 8
 )
 
 // A call is an operation that somebody waits for.

@@ -19,7 +19,7 @@ import "strings"
 //     that they do not stand in each other's way. Who does not get it comes back
 //     later.
 type statements struct {
-	get, read, token, sweep, list, heal, overdue string
+	get, read, there, token, sweep, list, heal, overdue string
 	claim, replace                               writes
 	insert, last                                 string // the writes of Do
 
@@ -106,7 +106,7 @@ const insertSQL = `
 INSERT INTO {table} AS r (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
 SELECT {values}
 WHERE $2::bigint IS NOT NULL
-RETURNING CASE WHEN {notify} IS NULL THEN {outcome} ELSE {outcome} END::smallint, {none}`
+RETURNING ({outcome})::smallint, {notify}`
 
 // replaceSQL stores a record in the place of another one.
 // $16 is the token of the record that is replaced, and $17 whether it is live.
@@ -146,8 +146,11 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
 	AND mode = 'ExclusiveLock' AND granted AND pid <> pg_backend_pid())`
 
 // lockSQL takes the lock of a key for a transaction of Do, and tells whether the
-// server is a standby.
-const lockSQL = `SELECT pg_try_advisory_xact_lock($1::bigint), pg_is_in_recovery()`
+// server is a standby. thereSQL tells with a row that there is a record.
+const (
+	lockSQL  = `SELECT pg_try_advisory_xact_lock($1::bigint), pg_is_in_recovery()`
+	thereSQL = `SELECT FROM {table} AS r WHERE r.key = $1::text`
+)
 
 // freeSQL is what somebody asks who waits for a transaction that has written a
 // key. The lock goes with the statement.
@@ -210,6 +213,7 @@ func newStatements(table string, notifying bool) statements {
 	return statements{
 		get:   sql(getSQL),
 		read:  sql(readSQL),
+		there: sql(thereSQL),
 		token: sql(tokenSQL),
 		claim: writes{
 			alone: sql(claimSQL, "{lock}", lockAlone, "{outcome}", durably),
@@ -222,7 +226,7 @@ func newStatements(table string, notifying bool) statements {
 			piece: sql(replacePieceSQL, "{lock}", lockAlone, "{outcome}", durably),
 		},
 		insert: sql(insertSQL, "{outcome}", durably),
-		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably),
+		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{none}", "NULL::text"),
 
 		batch:    batchSQL,
 		claims:   sql(claimsSQL, "{input}", inputSQL, "{names}", inputNames),
