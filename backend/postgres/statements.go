@@ -20,8 +20,8 @@ import "strings"
 //     later.
 type statements struct {
 	get, read, there, token, sweep, list, heal, overdue string
-	claim, replace                               writes
-	insert, last                                 string // the writes of Do
+	claim, replace                                      writes
+	insert, last                                        string // the writes of Do
 
 	batch, claims, replaces, reads string // see together
 }
@@ -229,8 +229,8 @@ func newStatements(table string, notifying bool) statements {
 		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{none}", "NULL::text"),
 
 		batch:    batchSQL,
-		claims:   sql(claimsSQL, "{input}", inputSQL, "{names}", inputNames),
-		replaces: sql(replacesSQL, "{input}", inputSQL, "{names}", inputNames),
+		claims:   sql(claimsSQL, "{input}", inputSQL),
+		replaces: sql(replacesSQL, "{input}", inputSQL),
 		reads:    sql(readsSQL),
 		sweep:    sql(sweepSQL),
 		list:     sql(listSQL),
