@@ -45,7 +45,7 @@ type limits struct {
 // the processor, and are quickest side by side until there are many.
 var (
 	forWrites = limits{singles: 1, least: 4, most: 128}
-	forReads  = limits{singles: 8, least: 8, most: 64}
+	forReads  = limits{singles: 8, least: 4, most: 64}
 )
 
 const (
