@@ -167,6 +167,23 @@ func TestRoundTrips(t *testing.T) {
 		})
 		return err
 	})
+	again := func(b *postgres.Backend) func(int) error {
+		return func(i int) error {
+			out, err := b.Do(ctx, s, fmt.Sprintf("do%d", i), payloadA, func(context.Context, pgx.Tx, *idem.Claim) (idem.Result, error) {
+				return idem.Result{}, errors.New("it runs again")
+			})
+			if err == nil && !out.Replayed {
+				return errors.New("no replay")
+			}
+			return err
+		}
+	}
+	count("Do that replays", 2, again(f.Backend))
+	fresh, err := postgres.New(f.pool, &postgres.Options{Schema: f.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	count("Do that replays an unknown key", 3, again(fresh))
 }
 
 // A completion leaves the indexes alone.

@@ -275,6 +275,7 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 	case err == nil && recovering:
 		rep = reply{outcome: standby}
 	case err == nil && there:
+		t.b.known.note(op.lock)
 		rep, err = queryReply(ctx, t, t.b.sql.get, []any{op.key})
 	}
 	return locked, rep, err

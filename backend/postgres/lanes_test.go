@@ -1,0 +1,71 @@
+package postgres
+
+import (
+	"testing"
+	"time"
+
+	"github.com/idem-go/idem"
+)
+
+// queueOnly puts calls into the queue, as push does, and opens no lane.
+func (l *lanes) queueOnly(n, with int) {
+	for range n {
+		l.queue = append(l.queue, &call{queued: time.Now(), with: with, op: operation{new: &idem.Record{}}})
+	}
+}
+
+// Lanes carry a share of the calls each. What is queued while others are at work
+// waits until it is worth another lane; what one caller wants together stays
+// together; lanes that are stuck do not count.
+func TestLanesCarryShares(t *testing.T) {
+	l := &lanes{limit: forWrites, usual: usualLanes, help: time.NewTimer(time.Hour)}
+	defer l.help.Stop()
+	take := func(ln *lane, want, left int) {
+		t.Helper()
+		if n := len(l.take(ln)); n != want || len(l.queue) != left {
+			t.Fatalf("%d calls are taken and %d are left, want %d and %d", n, len(l.queue), want, left)
+		}
+	}
+	worthwhile := func(want bool) {
+		t.Helper()
+		if got := l.worthwhile(time.Now(), len(l.queue)); got != want {
+			t.Fatalf("another lane is worth while: %v; the queue has %d, and at work are %d lanes", got, len(l.queue), len(l.working))
+		}
+	}
+	first, second, third := &lane{}, &lane{}, &lane{}
+	worthwhile(false) // there is nothing to do
+	l.queueOnly(1, 0)
+	worthwhile(true) // nobody waits for company
+	l.queueOnly(29, 0)
+	take(first, 10, 20)
+	take(second, 10, 10)
+	take(third, 10, 0)
+	worthwhile(false)
+	l.queueOnly(4, 0)
+	worthwhile(false) // there are lanes enough
+	take(third, 0, 4) // and 4 are no share of 20: it is closed
+	worthwhile(false)
+	l.queueOnly(3, 0)
+	worthwhile(true)
+	take(second, 6, 1) // of these seven and the ten of the first
+	take(second, 0, 1) // one is not worth while, and the first will take it
+	if len(l.working) != 1 {
+		t.Fatalf("%d lanes are at work, want one", len(l.working))
+	}
+	first.since = first.since.Add(-stuckAfter)
+	worthwhile(true) // but it is stuck
+	take(second, 1, 0)
+
+	l = &lanes{limit: forReads, usual: usualLanes, help: l.help}
+	l.queueOnly(200, 200)
+	l.queueOnly(1000, 1000)
+	take(first, 200, 1000)
+	take(second, largeBatch, 488)
+	take(third, 488, 0)
+
+	l = &lanes{limit: forReads, usual: 1, help: l.help} // on a single connection
+	l.queueOnly(100, 0)
+	take(first, forReads.most, 36)
+	first.since = first.since.Add(-stuckAfter)
+	worthwhile(false)
+}
