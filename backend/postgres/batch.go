@@ -155,7 +155,9 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 // few runs the operations of calls in one pipeline of their own statements, as
 // together does. For so few that takes the server less.
 func (b *Backend) few(ctx context.Context, calls []*call) error {
-	slices.SortStableFunc(calls, func(x, y *call) int { return cmp.Compare(x.op.lock, y.op.lock) })
+	slices.SortStableFunc(calls, func(x, y *call) int {
+		return cmp.Or(cmp.Compare(x.op.kind, y.op.kind), cmp.Compare(x.op.lock, y.op.lock)) // as in together
+	})
 	var batch pgx.Batch
 	var readers []*call
 	for _, c := range calls {

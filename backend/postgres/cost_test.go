@@ -280,53 +280,6 @@ func TestColumnsOfOtherTypes(t *testing.T) {
 	}
 }
 
-// A field that is NULL or out of range is damage and nothing else.
-func TestDamageIsNotGuessed(t *testing.T) {
-	ctx := context.Background()
-	f := newFixture(t, 4)
-	s := newStore(t, f, nil)
-	c, _, err := s.Begin(ctx, "k", payloadA)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, column := range []string{"token", "status", "attempt", "fence", "fingerprint", "code", "meta", "body", "omitted", "checkpoint", "lease", "ttl", "written_at"} {
-		f.exec(t, `ALTER TABLE `+f.schema+`.idem_records ALTER `+column+` DROP NOT NULL`)
-		f.exec(t, `CREATE TABLE `+f.schema+`.saved AS SELECT * FROM `+f.schema+`.idem_records`)
-		f.exec(t, `UPDATE `+f.schema+`.idem_records SET `+column+` = NULL`)
-		if _, err := s.Lookup(ctx, "k"); !errors.Is(err, idem.ErrCorrupt) {
-			t.Errorf("Lookup with %s = NULL: %v", column, err)
-		}
-		if _, _, err := s.Begin(ctx, "k", payloadA); !errors.Is(err, idem.ErrCorrupt) {
-			t.Errorf("Begin with %s = NULL: %v", column, err)
-		}
-		f.exec(t, `UPDATE `+f.schema+`.idem_records AS r SET `+column+` = s.`+column+` FROM `+f.schema+`.saved AS s`)
-		f.exec(t, `DROP TABLE `+f.schema+`.saved`)
-	}
-	f.exec(t, `UPDATE `+f.schema+`.idem_records SET meta = '\x02ff'`)
-	if _, err := s.Lookup(ctx, "k"); !errors.Is(err, idem.ErrCorrupt) {
-		t.Errorf("Lookup with a damaged meta: %v", err)
-	}
-	f.exec(t, `UPDATE `+f.schema+`.idem_records SET meta = ''`)
-	if err := s.Complete(ctx, c, idem.Result{}); err != nil {
-		t.Errorf("Complete, after all was mended: %v", err)
-	}
-	f.exec(t, `CREATE TABLE `+f.schema+`.saved AS SELECT * FROM `+f.schema+`.idem_records`)
-	for _, nonsense := range []string{"status = 0", "status = 4", "attempt = -1", "lease = -1", "ttl = -1", "fingerprint = ''", "token = ''"} {
-		f.exec(t, `UPDATE `+f.schema+`.idem_records SET `+nonsense)
-		if _, err := s.Lookup(ctx, "k"); !errors.Is(err, idem.ErrCorrupt) {
-			t.Errorf("Lookup with %s: %v", nonsense, err)
-		}
-		if _, _, err := s.Begin(ctx, "k", payloadA); !errors.Is(err, idem.ErrCorrupt) {
-			t.Errorf("Begin with %s: %v", nonsense, err)
-		}
-		f.exec(t, `DELETE FROM `+f.schema+`.idem_records`)
-		f.exec(t, `INSERT INTO `+f.schema+`.idem_records SELECT * FROM `+f.schema+`.saved`)
-	}
-	if _, done, err := s.Begin(ctx, "k", payloadA); err != nil || done == nil {
-		t.Errorf("Begin, after all was mended: %v, %v", done, err)
-	}
-}
-
 // A duplicate that waits is told at once within the process; from another
 // process by notification, if both listen; else it asks. A completion in a
 // transaction wakes it when it commits.

@@ -15,7 +15,8 @@ import (
 // Do runs fn once for the key, in a transaction in which the claim, what fn does
 // through tx, and the result commit together. It returns the result to every
 // caller with that key, for the retention of the store. The transaction takes
-// two round trips beside fn's own.
+// two round trips beside fn's own, and one more if there is a record that this
+// process has not seen lately.
 //
 //   - If the operation is completed, Do returns the stored result.
 //   - If another call is at it, Do waits, without a connection, or returns
@@ -235,7 +236,7 @@ func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep re
 	// At READ COMMITTED each statement has a snapshot of its own: whoever has
 	// the lock sees what was committed before he got it.
 	batch.Queue(lockSQL, op.lock)
-	// Most keys have no record, and most that have one are known.
+	// Most keys have no record, and to look for one costs less than to read it.
 	look := t.b.sql.there
 	if t.b.known.has(op.lock) {
 		look = t.b.sql.get

@@ -12,7 +12,7 @@ import (
 // Lanes are how calls share connections. A call that comes alone runs at once, on
 // a connection of its own. When more come than may run side by side they queue,
 // and a lane takes of those who queue as many as it is to carry, in one round trip
-// and one commit, again and again until nobody queues. What that saves is what
+// and one commit, again and again until the others can do the rest. What that saves is what
 // dominates: round trips, statements, and flushes of the log. Lanes carry about
 // the same, so that the server is at work on one while this program is on another;
 // otherwise one would carry nearly all, and the others a call each.
@@ -38,7 +38,7 @@ type lane struct {
 type limits struct {
 	singles int // calls that run by themselves at the same time
 	least   int // so many calls are worth another lane
-	most    int // so many at most go together
+	most    int // so many at most go together, unless one caller wants more
 }
 
 // Commits wait for the disk, which one batch does as fast as one call; reads use
@@ -265,7 +265,7 @@ func (l *lanes) take(ln *lane) []*call {
 	return calls
 }
 
-// watch opens another lane when those at work do not come back. l.mu is held.
+// watch opens another lane when somebody has queued for long. l.mu is held.
 func (l *lanes) watch() {
 	if l.help != nil {
 		l.help.Reset(stuckAfter)

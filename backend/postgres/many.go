@@ -77,9 +77,14 @@ type result struct {
 }
 
 func newMany(b *Backend, swaps []idem.Swap) *many {
-	m := &many{swaps: make([]*swap, len(swaps)), swapped: make([]idem.Swapped, len(swaps)), open: make([]int, len(swaps))}
+	m := &many{swaps: make([]*swap, len(swaps)), swapped: make([]idem.Swapped, len(swaps))}
 	for i, s := range swaps {
-		m.swaps[i], m.open[i] = b.newSwap(s.Key, s.Old, s.New), i
+		m.swaps[i] = b.newSwap(s.Key, s.Old, s.New)
+		if err := checkKey(s.Key); err != nil {
+			m.answer(i, idem.Record{}, err)
+			continue
+		}
+		m.open = append(m.open, i)
 	}
 	return m
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -178,6 +179,14 @@ type swap struct {
 	look    bool   // what there is is asked next
 	expired string // the token of an expired record in the way
 	unsure  bool   // see operation
+}
+
+// checkKey reports why a key cannot be stored.
+func checkKey(key string) error {
+	if key == "" || len(key) > idem.MaxStoredKey {
+		return idem.NoEffect(fmt.Errorf("postgres: swap: %w: stored keys have 1 to %d bytes, not %d", idem.ErrKey, idem.MaxStoredKey, len(key)))
+	}
+	return nil
 }
 
 func (b *Backend) newSwap(key, old string, new idem.Record) *swap {

@@ -145,6 +145,9 @@ func unexpired(rep reply) idem.Record {
 // behind is unknown: Swap waits for its end, until ctx is done, without holding a
 // connection.
 func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (idem.Record, error) {
+	if err := checkKey(key); err != nil {
+		return idem.Record{}, err
+	}
 	sw := b.newSwap(key, old, new)
 	sw.look = old == "" && b.known.has(sw.op.lock) // in case the caller did not ask Probe
 	writes := 0

@@ -164,11 +164,11 @@ WHERE r.key = $1::text AND r.token = $2::text AND r.written_at > clock_timestamp
 
 // sweepSQL looks at records in the order of the index, which needs an instant
 // that stands still; each is judged by the clock when its row is locked, and
-// nobody changes it between that and the deletion.
+// nobody changes it between that and the deletion. What is damaged is not gone.
 const sweepSQL = `
 WITH due AS MATERIALIZED (
 	SELECT r.key FROM {table} AS r
-	WHERE r.sweep_at <= statement_timestamp() AND NOT ({live})
+	WHERE r.sweep_at <= statement_timestamp() AND NOT ({live}) AND r.ttl >= 0
 	ORDER BY r.sweep_at LIMIT $1::bigint FOR UPDATE SKIP LOCKED
 ), gone AS (
 	DELETE FROM {table} AS r USING due WHERE r.key = due.key AND NOT ({live}) RETURNING 1

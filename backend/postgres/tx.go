@@ -90,6 +90,9 @@ func (t *bound) Swap(ctx context.Context, key, old string, new idem.Record) (ide
 	if err := ctx.Err(); err != nil {
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("postgres: swap: %w", err))
 	}
+	if err := checkKey(key); err != nil {
+		return idem.Record{}, err
+	}
 	sw := t.b.newSwap(key, old, new)
 	started := time.Now()
 	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 20*time.Millisecond) {

@@ -52,9 +52,10 @@ func (r *request) refused() {
 }
 
 // lanes share round trips between callers. Whoever finds a lane free starts it; it
-// sends what is queued in one go, until the queue is empty. A lone caller does not
-// wait for company. Otherwise one lane would carry nearly all, and the others one
-// request each, if what is queued had not to be worth a trip of its own.
+// sends what is queued in one go, again and again until the others can do the rest.
+// A lone caller does not wait for company. Otherwise what is queued has to be worth
+// a trip of its own, or one lane would carry nearly all, and the others one request
+// each.
 //
 // A lane whose connection hangs is set aside: it does not count any more, so that
 // those who wait and come later take another one.
