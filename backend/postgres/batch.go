@@ -13,9 +13,9 @@ import (
 // pipeline, which PostgreSQL runs as one transaction.
 
 // batchSQL begins the pipeline. A plan is kept for many batches, and the table
-// may have been tiny when it was made: there is only one right plan, by the index
-// on key. And the commit is to be durable.
-const batchSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+// may have been tiny when it was made: there is only one right plan, which looks
+// up each key in the index. And the commit is to be durable.
+const batchSQL = `SELECT {more}set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
 	set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
 	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
@@ -29,6 +29,12 @@ FROM {input} AS i
 WHERE pg_try_advisory_xact_lock_shared(i.lock)
 ON CONFLICT (key) DO NOTHING
 RETURNING token, NULL::text`
+
+// moreSQL is set besides where there are records to replace. For an empty table
+// PostgreSQL prefers to go through its whole index, once, to looking up each key.
+// It cannot with a bitmap. (It still does if statistics say that there is one row,
+// until they are renewed.)
+const moreSQL = `set_config('enable_indexscan', 'off', true), set_config('enable_indexonlyscan', 'off', true), `
 
 const replacesSQL = `
 UPDATE {table} AS r SET token = i.token, status = i.status::smallint, attempt = i.attempt, fence = i.fence, fingerprint = i.fingerprint,
@@ -121,7 +127,11 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 	}
 
 	var batch pgx.Batch
-	batch.Queue(b.sql.batch)
+	begin := b.sql.batch
+	if replaces.keys != nil {
+		begin = b.sql.batchReplaces
+	}
+	batch.Queue(begin)
 	if claims.keys != nil {
 		batch.Queue(b.sql.claims, claims.args()...)
 	}

@@ -193,13 +193,17 @@ func (l *lanes) atWork(now time.Time) (lanes, calls int) {
 }
 
 // worthwhile reports whether so many calls are worth a lane more. If not, those
-// that are at work will carry them. l.mu is held.
+// that are at work will carry them, or the timer opens one: where the server is
+// slow all lanes look stuck, and the program needs connections too. l.mu is held.
 func (l *lanes) worthwhile(now time.Time, queued int) bool {
 	if queued <= 0 || len(l.working) >= mostLanes {
 		return false
 	}
 	lanes, calls := l.atWork(now)
-	return lanes == 0 || lanes < l.usual && queued >= l.limit.least && queued*l.usual >= calls
+	if lanes == 0 {
+		return len(l.working) < l.usual
+	}
+	return lanes < l.usual && queued >= l.limit.least && queued*l.usual >= calls
 }
 
 // open opens a lane, which closes itself when there is nothing for it to do. l.mu
@@ -246,10 +250,10 @@ func (l *lanes) take(ln *lane) []*call {
 		l.help.Stop()
 		return nil
 	}
-	if again && !l.worthwhile(now, len(l.queue)) {
+	lanes, others := l.atWork(now)
+	if again && lanes > 0 && !l.worthwhile(now, len(l.queue)) {
 		return nil
 	}
-	_, others := l.atWork(now)
 	share := (len(l.queue) + others + l.usual - 1) / l.usual
 	most := min(l.limit.most, max(l.limit.least, share))
 	most = min(len(l.queue), max(most, min(l.queue[0].with, largeBatch)))

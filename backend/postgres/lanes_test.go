@@ -55,6 +55,11 @@ func TestLanesCarryShares(t *testing.T) {
 	first.since = first.since.Add(-stuckAfter)
 	worthwhile(true) // but it is stuck
 	take(second, 1, 0)
+	l.queueOnly(30, 0)
+	take(third, 11, 19)
+	second.since, third.since = first.since, first.since
+	worthwhile(false)  // all lanes are stuck, and it is for the timer to open more
+	take(third, 7, 12) // which comes back all the same
 
 	l = &lanes{limit: forReads, usual: usualLanes, help: l.help}
 	l.queueOnly(200, 200)

@@ -23,7 +23,7 @@ type statements struct {
 	claim, replace                                      writes
 	insert, last                                        string // the writes of Do
 
-	batch, claims, replaces, reads string // see together
+	batch, batchReplaces, claims, replaces, reads string // see together
 }
 
 // writes are the variants of a statement that writes.
@@ -228,7 +228,9 @@ func newStatements(table string, notifying bool) statements {
 		insert: sql(insertSQL, "{outcome}", durably),
 		last:   sql(replaceSQL, "{else}", elseFail, "{lock}", lockBound, "{outcome}", durably, "{none}", "NULL::text"),
 
-		batch:    batchSQL,
+		batch:         sql(batchSQL, "{more}", ""),
+		batchReplaces: sql(batchSQL, "{more}", moreSQL),
+
 		claims:   sql(claimsSQL, "{input}", inputSQL),
 		replaces: sql(replacesSQL, "{input}", inputSQL),
 		reads:    sql(readsSQL),
