@@ -99,7 +99,7 @@ var network = []struct {
 	name        string
 	perThousand int
 	histories   int
-}{{"none", 0, 20}, {"network, 1 %", 10, 36}, {"network, 3 %", 30, 15}}
+}{{"none", 0, 20}, {"network, 1 %", 10, 54}, {"network, 3 %", 30, 20}}
 
 // openPostgres returns a backend on a pool with its table, and a proxy in front.
 func openPostgres(t *testing.T) (*postgres.Backend, *faultproxy.Proxy) {
