@@ -69,25 +69,36 @@ const inputSQL = `(
 
 // An input collects the parameters of operations that write.
 type input struct {
-	keys, tokens, olds                       []string
-	fingerprints, metas, bodies, checkpoints [][]byte
-	numbers                                  []int64
+	keys, tokens, olds                       array[text]
+	fingerprints, metas, bodies, checkpoints array[octets]
+	numbers                                  array[number]
+}
+
+// grow makes room for n operations.
+func (in *input) grow(n int) {
+	for _, a := range []*array[text]{&in.keys, &in.tokens, &in.olds} {
+		*a = make(array[text], 0, n)
+	}
+	for _, a := range []*array[octets]{&in.fingerprints, &in.metas, &in.bodies, &in.checkpoints} {
+		*a = make(array[octets], 0, n)
+	}
+	in.numbers = make(array[number], 0, 10*n)
 }
 
 func (in *input) add(op *operation) {
 	r := op.new
-	in.keys = append(in.keys, op.key)
-	in.tokens = append(in.tokens, r.Token)
-	in.olds = append(in.olds, op.old)
+	in.keys = append(in.keys, text(op.key))
+	in.tokens = append(in.tokens, text(r.Token))
+	in.olds = append(in.olds, text(op.old))
 	in.fingerprints = append(in.fingerprints, r.Fingerprint[:])
 	in.metas = append(in.metas, op.meta)
 	in.bodies = append(in.bodies, orEmpty(r.Result.Body))
 	in.checkpoints = append(in.checkpoints, orEmpty(r.Checkpoint))
-	in.numbers = append(in.numbers, op.lock, int64(r.Status), int64(r.Attempt), r.Fence, int64(r.Result.Code), number(r.Result.Omitted),
-		int64(r.Lease), int64(r.TTL), soonest(*r), number(op.live))
+	in.numbers = append(in.numbers, number(op.lock), number(r.Status), number(r.Attempt), number(r.Fence), number(r.Result.Code), oneIf(r.Result.Omitted),
+		number(r.Lease), number(r.TTL), number(soonest(r)), oneIf(op.live))
 }
 
-func number(b bool) int64 {
+func oneIf(b bool) number {
 	if b {
 		return 1
 	}
@@ -109,9 +120,15 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 	var keys []string
 	var readers []*call
 	writers := make(map[string]*call, len(calls))
+	var count [replace + 1]int
+	for _, c := range calls {
+		count[c.op.kind]++
+	}
+	claims.grow(count[claim])
+	replaces.grow(count[replace])
 	for _, c := range calls {
 		c.reply, c.err = reply{}, nil
-		switch op := &c.op; op.kind {
+		switch op := c.op; op.kind {
 		case get:
 			keys, readers = append(keys, op.key), append(readers, c)
 			continue
@@ -128,14 +145,14 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 
 	var batch pgx.Batch
 	begin := b.sql.batch
-	if replaces.keys != nil {
+	if len(replaces.keys) > 0 {
 		begin = b.sql.batchReplaces
 	}
 	batch.Queue(begin)
-	if claims.keys != nil {
+	if len(claims.keys) > 0 {
 		batch.Queue(b.sql.claims, claims.args()...)
 	}
-	if replaces.keys != nil {
+	if len(replaces.keys) > 0 {
 		batch.Queue(b.sql.replaces, replaces.args()...)
 	}
 	if keys != nil {
@@ -149,7 +166,7 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 	results := conn.SendBatch(ctx, &batch)
 	_, err = results.Exec()
 	for _, in := range []*input{&claims, &replaces} {
-		if err == nil && in.keys != nil {
+		if err == nil && len(in.keys) > 0 {
 			err = readWritten(results, writers)
 		}
 	}
@@ -236,12 +253,8 @@ func readWritten(results pgx.BatchResults, writers map[string]*call) error {
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var token string
-		var notified *string
-		if err := rows.Scan(&token, &notified); err != nil {
-			return err
-		}
-		writers[token].reply.outcome = stored
+		// The token, as it is in text and in binary format; to scan it copies it.
+		writers[string(rows.RawValues()[0])].reply.outcome = stored
 	}
 	return rows.Err()
 }

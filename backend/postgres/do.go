@@ -77,7 +77,7 @@ type ownTx interface {
 
 	// look begins the transaction, tries to take the lock of the key, and reads
 	// the record.
-	look(ctx context.Context, op operation) (locked bool, rep reply, err error)
+	look(ctx context.Context, op *operation) (locked bool, rep reply, err error)
 
 	// write runs the only statement that writes a record, and commits. It
 	// returns an error if the statement failed. committed is what is known of
@@ -150,7 +150,7 @@ func (o *own) Swap(ctx context.Context, key, old string, new idem.Record) (idem.
 // claim is to replace.
 func (o *own) grant(ctx context.Context, sw *swap) (idem.Record, error) {
 	for delay := time.Duration(0); ; delay = min(2*delay+time.Millisecond, 20*time.Millisecond) {
-		locked, rep, err := o.tx.look(ctx, sw.op)
+		locked, rep, err := o.tx.look(ctx, &sw.op)
 		if err != nil {
 			return idem.Record{}, o.b.failedBound(ctx, "begin", err)
 		}
@@ -179,7 +179,7 @@ func (o *own) grant(ctx context.Context, sw *swap) (idem.Record, error) {
 
 // complete writes the completed record and commits.
 func (o *own) complete(ctx context.Context, sw *swap) (idem.Record, error) {
-	op, sql := sw.op, o.b.sql.insert
+	op, sql := &sw.op, o.b.sql.insert
 	op.kind = claim
 	if o.over.outcome == present {
 		sql = o.b.sql.last
@@ -213,7 +213,7 @@ func (t *pgxTx) query(ctx context.Context, sql string, args []any, each func(fun
 	return pgxSession{t.tx}.query(ctx, sql, args, each)
 }
 
-func (t *pgxTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
+func (t *pgxTx) look(ctx context.Context, op *operation) (locked bool, rep reply, err error) {
 	// A pool may have connections that are dead. Nothing has happened yet.
 	for tries := 1; ; tries++ {
 		first := t.tx == nil
@@ -226,7 +226,7 @@ func (t *pgxTx) look(ctx context.Context, op operation) (locked bool, rep reply,
 	}
 }
 
-func (t *pgxTx) lookOnce(ctx context.Context, op operation) (locked bool, rep reply, err error) {
+func (t *pgxTx) lookOnce(ctx context.Context, op *operation) (locked bool, rep reply, err error) {
 	var batch pgx.Batch
 	var results pgx.BatchResults
 	begun := t.tx != nil
@@ -367,7 +367,7 @@ func (t *sqlTx) query(ctx context.Context, sql string, args []any, each func(fun
 	return sqlSession{t.tx}.query(ctx, sql, args, each)
 }
 
-func (t *sqlTx) look(ctx context.Context, op operation) (locked bool, rep reply, err error) {
+func (t *sqlTx) look(ctx context.Context, op *operation) (locked bool, rep reply, err error) {
 	if t.tx == nil {
 		opts := t.b.opts.TxOptions
 		for tries := 1; ; tries++ {

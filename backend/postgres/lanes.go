@@ -68,7 +68,7 @@ const (
 // A call is an operation that somebody waits for.
 type call struct {
 	ctx    context.Context
-	op     operation
+	op     *operation
 	queued time.Time
 	with   int // how many calls its caller makes together
 
@@ -88,7 +88,7 @@ func newLanes(b *Backend, limit limits) *lanes {
 
 // ask runs an operation and returns its reply. Of an error of its statement only
 // its own caller learns; others learn of a lost connection.
-func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
+func (l *lanes) ask(ctx context.Context, op *operation) (reply, error) {
 	l.mu.Lock()
 	now := time.Now()
 	if lanes, _ := l.atWork(now); lanes == 0 && l.singles < l.limit.singles {
@@ -119,7 +119,7 @@ func (l *lanes) ask(ctx context.Context, op operation) (reply, error) {
 }
 
 // askAll runs operations in as few round trips as they fit in.
-func (l *lanes) askAll(ctx context.Context, ops []operation) []result {
+func (l *lanes) askAll(ctx context.Context, ops []*operation) []result {
 	calls := make([]*call, len(ops))
 	now := time.Now()
 	for i, op := range ops {

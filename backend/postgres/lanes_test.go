@@ -10,7 +10,7 @@ import (
 // queueOnly puts calls into the queue, as push does, and opens no lane.
 func (l *lanes) queueOnly(n, with int) {
 	for range n {
-		l.queue = append(l.queue, &call{queued: time.Now(), with: with, op: operation{new: &idem.Record{}}})
+		l.queue = append(l.queue, &call{queued: time.Now(), with: with, op: &operation{new: &idem.Record{}}})
 	}
 }
 

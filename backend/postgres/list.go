@@ -66,7 +66,7 @@ func (b *Backend) List(ctx context.Context, q idem.Query) ([]idem.Entry, string,
 				case err != nil:
 					return err
 				case rep.outcome == present:
-					entries = append(entries, idem.Entry{Key: *key, Record: rep.record})
+					entries = append(entries, idem.Entry{Key: *key, Record: *rep.record})
 				default:
 					looked, last = n, key
 				}

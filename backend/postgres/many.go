@@ -25,7 +25,7 @@ func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 	for i, sw := range m.swaps {
 		sw.look = swaps[i].Old == "" && b.known.has(sw.op.lock)
 	}
-	m.ask = func(ctx context.Context, ops []operation) []result { return b.askAll(ctx, "swap", ops) }
+	m.ask = func(ctx context.Context, ops []*operation) []result { return b.askAll(ctx, "swap", ops) }
 	m.held = func(ctx context.Context, locks []int64) (held []bool, err error) {
 		err = b.src.with(ctx, func(s session) error {
 			held, err = heldAll(ctx, s, locks)
@@ -65,7 +65,7 @@ type many struct {
 	swapped []idem.Swapped
 	open    []int // those that are not answered
 
-	ask   func(ctx context.Context, ops []operation) []result
+	ask   func(ctx context.Context, ops []*operation) []result
 	held  func(ctx context.Context, locks []int64) ([]bool, error)
 	stuck error // what it is if a transaction is in the way for too long
 }
@@ -106,7 +106,7 @@ func (m *many) run(ctx context.Context) []idem.Swapped {
 			break
 		}
 		now, later := m.open, []int(nil)
-		ops := make([]operation, len(now))
+		ops := make([]*operation, len(now))
 		for n, i := range now {
 			if ops[n] = m.swaps[i].next(); ops[n].kind != get {
 				tries[i]++
@@ -166,7 +166,7 @@ func (m *many) wait(ctx context.Context, stuck []int, started time.Time) (again 
 }
 
 // askAll runs operations as ask does, many in one round trip.
-func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []result {
+func (b *Backend) askAll(ctx context.Context, what string, ops []*operation) []result {
 	results := make([]result, len(ops))
 	if err := ctx.Err(); err != nil {
 		for n := range results {
@@ -179,7 +179,7 @@ func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []re
 		open[n] = n
 	}
 	for tries := 1; len(open) > 0; tries++ {
-		sent := make([]operation, len(open))
+		sent := make([]*operation, len(open))
 		for k, n := range open {
 			sent[k] = ops[n]
 		}
@@ -206,7 +206,7 @@ func (b *Backend) askAll(ctx context.Context, what string, ops []operation) []re
 const sqlAtOnce = 8
 
 // sendAll is send for many operations.
-func (b *Backend) sendAll(ctx context.Context, ops []operation) []result {
+func (b *Backend) sendAll(ctx context.Context, ops []*operation) []result {
 	if b.pgx != nil {
 		for _, op := range ops {
 			if op.kind != get {
@@ -238,7 +238,7 @@ const pipelineMost = 512
 
 // askAll runs operations in the transaction. After an error there is no more to
 // be had from it.
-func (t *bound) askAll(ctx context.Context, ops []operation) []result {
+func (t *bound) askAll(ctx context.Context, ops []*operation) []result {
 	results := make([]result, len(ops))
 	for n := 0; n < len(ops); {
 		part := ops[n:min(n+pipelineMost, len(ops))]

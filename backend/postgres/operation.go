@@ -78,7 +78,7 @@ func (op *operation) args() []any {
 	r := op.new
 	args := make([]any, 0, 17)
 	args = append(args, op.key, op.lock, r.Token, int64(r.Status), int64(r.Attempt), r.Fence, r.Fingerprint[:], int64(r.Result.Code),
-		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(*r))
+		op.meta, orEmpty(r.Result.Body), r.Result.Omitted, orEmpty(r.Checkpoint), int64(r.Lease), int64(r.TTL), soonest(r))
 	if op.kind == replace {
 		args = append(args, op.old, op.live)
 	}
@@ -92,7 +92,7 @@ func (op *operation) args() []any {
 // more than an hour, it changes no indexed column, and PostgreSQL keeps the
 // update within its page (HOT). For the same reason a claim that is held for good
 // is looked at after a day.
-func soonest(r idem.Record) int64 {
+func soonest(r *idem.Record) int64 {
 	d := r.TTL
 	if r.Status == idem.InProgress {
 		d = min(d-r.Lease, idem.MinRetention)
@@ -101,10 +101,15 @@ func soonest(r idem.Record) int64 {
 }
 
 // alone runs an operation by itself, on a connection of its own.
-func (b *Backend) alone(ctx context.Context, op operation) (rep reply, err error) {
+func (b *Backend) alone(ctx context.Context, op *operation) (reply, error) {
 	if b.pgx != nil {
 		return b.inPieces(ctx, op)
 	}
+	return b.whole(ctx, op)
+}
+
+// whole runs an operation as one statement.
+func (b *Backend) whole(ctx context.Context, op *operation) (rep reply, err error) {
 	err = b.src.with(ctx, func(s session) error {
 		rep, err = b.query(ctx, s, op)
 		return err
@@ -112,8 +117,8 @@ func (b *Backend) alone(ctx context.Context, op operation) (rep reply, err error
 	return rep, err
 }
 
-// query runs an operation as one statement on s.
-func (b *Backend) query(ctx context.Context, s session, op operation) (reply, error) {
+// query is whole on a session.
+func (b *Backend) query(ctx context.Context, s session, op *operation) (reply, error) {
 	switch op.kind {
 	case claim:
 		return queryReply(ctx, s, b.sql.claim.alone, op.args())
@@ -131,7 +136,7 @@ func (b *Backend) query(ctx context.Context, s session, op operation) (reply, er
 // claim these are a write and a read in one pipeline; the read finds nothing if
 // the write has taken place. That a record is not replaced is rare enough for its
 // caller to look what there is.
-func (b *Backend) inPieces(ctx context.Context, op operation) (rep reply, err error) {
+func (b *Backend) inPieces(ctx context.Context, op *operation) (rep reply, err error) {
 	conn, release, err := b.pgx.acquire(ctx)
 	if err != nil {
 		return rep, err
@@ -175,6 +180,7 @@ func readWrite(row pgx.Row) (reply, error) {
 type swap struct {
 	op  operation
 	old string
+	new idem.Record
 
 	look    bool   // what there is is asked next
 	expired string // the token of an expired record in the way
@@ -190,13 +196,13 @@ func checkKey(key string) error {
 }
 
 func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
-	sw := &swap{old: old, op: operation{key: key, lock: lockOf("key", b.table, key), new: &new, meta: encodeMeta(new.Result.Meta)}}
-	sw.op.unsure = &sw.unsure
+	sw := &swap{old: old, new: new, op: operation{key: key, lock: lockOf("key", b.table, key), meta: encodeMeta(new.Result.Meta)}}
+	sw.op.new, sw.op.unsure = &sw.new, &sw.unsure
 	return sw
 }
 
-// next returns what to ask next.
-func (sw *swap) next() operation {
+// next returns what to ask next. It is the same operation, changed.
+func (sw *swap) next() *operation {
 	switch op := &sw.op; {
 	case sw.look:
 		op.kind = get
@@ -207,7 +213,7 @@ func (sw *swap) next() operation {
 	default:
 		op.kind, op.old, op.live = replace, sw.old, true
 	}
-	return sw.op
+	return &sw.op
 }
 
 // settle says how the Swap ends, or that there is more to ask: the reply shows
@@ -230,9 +236,9 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 		}
 		return idem.Record{}, sw.old != ""
 	case rep.record.Token == sw.op.new.Token:
-		return rep.record, true
+		return *rep.record, true
 	}
-	return rep.record, sw.old == "" || rep.record.Token != sw.old
+	return *rep.record, sw.old == "" || rep.record.Token != sw.old
 }
 
 // known remembers keys under which this process has seen a record. A duplicate of

@@ -120,7 +120,7 @@ func quote(schema, table string) string { return `"` + schema + `"."` + table + 
 
 // Get implements [idem.Backend].
 func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
-	rep, err := b.ask(ctx, "get", operation{kind: get, key: key, lock: lockOf("key", b.table, key)})
+	rep, err := b.ask(ctx, "get", &operation{kind: get, key: key, lock: lockOf("key", b.table, key)})
 	if err != nil {
 		return idem.Record{}, err
 	}
@@ -136,7 +136,7 @@ func unexpired(rep reply) idem.Record {
 	if rep.outcome != present || rep.record.Expired() {
 		return idem.Record{}
 	}
-	return rep.record
+	return *rep.record
 }
 
 // Swap implements [idem.Backend].
@@ -190,7 +190,7 @@ func pause(ctx context.Context, d time.Duration) error {
 const mostTries = 3
 
 // ask runs an operation by itself.
-func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, error) {
+func (b *Backend) ask(ctx context.Context, what string, op *operation) (reply, error) {
 	if err := ctx.Err(); err != nil {
 		return reply{}, op.notDone(fmt.Errorf("postgres: %s: %w", what, err))
 	}
@@ -206,18 +206,9 @@ func (b *Backend) ask(ctx context.Context, what string, op operation) (reply, er
 
 // finish brings an operation to its end that has been sent, and mends what a clock
 // that was set back has left behind.
-func (b *Backend) finish(ctx context.Context, what string, op operation, rep reply, err error) (reply, error) {
-	for delay := time.Duration(0); err != nil && conflict(err); delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
-		// The default isolation is a stricter one, at which rivals are errors, or
-		// two batches met. By itself no statement needs more than this.
-		if pause(ctx, delay) != nil {
-			break
-		}
-		err = b.src.inTx(ctx, func(s session) error {
-			var err error
-			rep, err = b.query(ctx, s, op)
-			return err
-		})
+func (b *Backend) finish(ctx context.Context, what string, op *operation, rep reply, err error) (reply, error) {
+	if err != nil && conflict(err) {
+		rep, err = b.byItself(ctx, op, err)
 	}
 	switch {
 	case err != nil && op.mayBeDone():
@@ -230,7 +221,7 @@ func (b *Backend) finish(ctx context.Context, what string, op operation, rep rep
 	}
 	if rep.future {
 		// If that fails, the next one who looks does it.
-		_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, rep.record.Token, op.lock) })
+		b.heal(ctx, op, rep.record.Token)
 	}
 	switch rep.outcome {
 	case present, stored:
@@ -244,8 +235,27 @@ func (b *Backend) finish(ctx context.Context, what string, op operation, rep rep
 	return rep, nil
 }
 
+// byItself runs an operation that rivals were in the way of, until they are not. The
+// default isolation is a stricter one, at which rivals are errors, or two batches met:
+// by itself and at READ COMMITTED no statement needs more than this.
+func (b *Backend) byItself(ctx context.Context, op *operation, err error) (rep reply, _ error) {
+	for delay := time.Duration(0); err != nil && conflict(err) && pause(ctx, delay) == nil; delay = min(2*delay+time.Millisecond, 100*time.Millisecond) {
+		err = b.src.inTx(ctx, func(s session) error {
+			var err error
+			rep, err = b.query(ctx, s, op)
+			return err
+		})
+	}
+	return rep, err
+}
+
+// heal mends the record with token.
+func (b *Backend) heal(ctx context.Context, op *operation, token string) {
+	_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, token, op.lock) })
+}
+
 // send runs an operation, together with others if there are many.
-func (b *Backend) send(ctx context.Context, op operation) (reply, error) {
+func (b *Backend) send(ctx context.Context, op *operation) (reply, error) {
 	switch {
 	case b.pgx == nil:
 		return b.alone(ctx, op)

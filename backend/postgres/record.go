@@ -18,8 +18,8 @@ import (
 // there was none.
 type reply struct {
 	outcome outcome
-	record  idem.Record // what is in the way, if outcome is present
-	future  bool        // the record was written in the future: the server's clock was set back
+	record  *idem.Record // what is in the way, if outcome is present
+	future  bool         // the record was written in the future: the server's clock was set back
 }
 
 type outcome int16
@@ -81,39 +81,38 @@ type scanTo struct {
 	before []any // destinations of the columns before the outcome
 	what   int16
 	row
-	dest [16]any
 }
 
 // fields returns the destinations of a row.
 func (s *scanTo) fields() []any {
 	r := &s.row
-	dest := append(s.dest[:0], s.before...)
+	dest := append(make([]any, 0, 16), s.before...)
 	return append(dest, &s.what, &r.token, &r.status, &r.attempt, &r.fence, &r.fingerprint, &r.code, &r.meta, &r.body,
 		&r.omitted, &r.note, &r.lease, &r.ttl, &r.age)
 }
 
 // record returns the record, and whether it is from the future.
-func (r *row) record() (rec idem.Record, future bool, err error) {
+func (r *row) record() (rec *idem.Record, future bool, err error) {
 	valid := r.token.Valid && r.status.Valid && r.attempt.Valid && r.fence.Valid && r.code.Valid && r.omitted.Valid &&
 		r.lease.Valid && r.ttl.Valid && r.age.Valid && r.fingerprint != nil && r.meta != nil && r.body != nil && r.note != nil
 	status := idem.Status(r.status.Int16)
 	switch {
 	case !valid:
-		return rec, false, fmt.Errorf("postgres: %w: a column of the record is NULL", idem.ErrCorrupt)
+		return nil, false, fmt.Errorf("postgres: %w: a column of the record is NULL", idem.ErrCorrupt)
 	case r.token.String == "":
-		return rec, false, fmt.Errorf("postgres: %w: the record has no token", idem.ErrCorrupt)
+		return nil, false, fmt.Errorf("postgres: %w: the record has no token", idem.ErrCorrupt)
 	case r.status.Int16 < int16(idem.InProgress) || r.status.Int16 > int16(idem.Released):
-		return rec, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, r.status.Int16)
-	case len(r.fingerprint) != len(rec.Fingerprint):
-		return rec, false, fmt.Errorf("postgres: %w: the fingerprint of the record has %d bytes", idem.ErrCorrupt, len(r.fingerprint))
+		return nil, false, fmt.Errorf("postgres: %w: the status of the record is %d", idem.ErrCorrupt, r.status.Int16)
+	case len(r.fingerprint) != len(idem.Fingerprint{}):
+		return nil, false, fmt.Errorf("postgres: %w: the fingerprint of the record has %d bytes", idem.ErrCorrupt, len(r.fingerprint))
 	case r.attempt.Int64 < 0 || r.lease.Int64 < 0 || r.ttl.Int64 < 0:
-		return rec, false, fmt.Errorf("postgres: %w: a number of the record is negative", idem.ErrCorrupt)
+		return nil, false, fmt.Errorf("postgres: %w: a number of the record is negative", idem.ErrCorrupt)
 	}
 	meta, err := decodeMeta(r.meta)
 	if err != nil {
-		return rec, false, err
+		return nil, false, err
 	}
-	return idem.Record{
+	return &idem.Record{
 		Token:       r.token.String,
 		Status:      status,
 		Attempt:     int(r.attempt.Int64),

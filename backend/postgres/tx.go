@@ -35,7 +35,7 @@ type bound struct {
 }
 
 // ask runs an operation in the transaction.
-func (t *bound) ask(ctx context.Context, op operation) (reply, error) {
+func (t *bound) ask(ctx context.Context, op *operation) (reply, error) {
 	rep, err := queryReply(ctx, t.s, t.statement(op), op.args())
 	if err != nil {
 		return rep, err
@@ -44,7 +44,7 @@ func (t *bound) ask(ctx context.Context, op operation) (reply, error) {
 }
 
 // statement returns the SQL of an operation that writes.
-func (t *bound) statement(op operation) string {
+func (t *bound) statement(op *operation) string {
 	if op.kind == replace {
 		return t.b.sql.replace.bound
 	}
