@@ -92,8 +92,8 @@ func (in *input) add(op *operation) {
 	in.olds = append(in.olds, text(op.old))
 	in.fingerprints = append(in.fingerprints, r.Fingerprint[:])
 	in.metas = append(in.metas, op.meta)
-	in.bodies = append(in.bodies, orEmpty(r.Result.Body))
-	in.checkpoints = append(in.checkpoints, orEmpty(r.Checkpoint))
+	in.bodies = append(in.bodies, r.Result.Body)
+	in.checkpoints = append(in.checkpoints, r.Checkpoint)
 	in.numbers = append(in.numbers, number(op.lock), number(r.Status), number(r.Attempt), number(r.Fence), number(r.Result.Code), oneIf(r.Result.Omitted),
 		number(r.Lease), number(r.TTL), number(soonest(r)), oneIf(op.live))
 }
