@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -67,46 +68,34 @@ const inputSQL = `(
 	FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::bytea[], $6::bytea[], $7::bytea[]) WITH ORDINALITY
 		AS a(key, token, old, fingerprint, meta, body, checkpoint, n))`
 
-// An input collects the parameters of operations that write.
-type input struct {
-	keys, tokens, olds                       array[text]
-	fingerprints, metas, bodies, checkpoints array[octets]
-	numbers                                  array[number]
+// inputOf returns the parameters of inputSQL.
+func inputOf(calls []*call) []any {
+	return []any{
+		column[string]{calls, func(op *operation) string { return op.key }},
+		column[string]{calls, func(op *operation) string { return op.new.Token }},
+		column[string]{calls, func(op *operation) string { return op.old }},
+		column[[]byte]{calls, func(op *operation) []byte { return op.new.Fingerprint[:] }},
+		column[[]byte]{calls, func(op *operation) []byte { return op.meta }},
+		column[[]byte]{calls, func(op *operation) []byte { return op.new.Result.Body }},
+		column[[]byte]{calls, func(op *operation) []byte { return op.new.Checkpoint }},
+		numbers(calls),
+	}
 }
 
-// grow makes room for n operations.
-func (in *input) grow(n int) {
-	for _, a := range []*array[text]{&in.keys, &in.tokens, &in.olds} {
-		*a = make(array[text], 0, n)
-	}
-	for _, a := range []*array[octets]{&in.fingerprints, &in.metas, &in.bodies, &in.checkpoints} {
-		*a = make(array[octets], 0, n)
-	}
-	in.numbers = make(array[number], 0, 10*n)
-}
-
-func (in *input) add(op *operation) {
+// numbersOf returns the ten numbers of an operation.
+func numbersOf(op *operation) [10]int64 {
 	r := op.new
-	in.keys = append(in.keys, text(op.key))
-	in.tokens = append(in.tokens, text(r.Token))
-	in.olds = append(in.olds, text(op.old))
-	in.fingerprints = append(in.fingerprints, r.Fingerprint[:])
-	in.metas = append(in.metas, op.meta)
-	in.bodies = append(in.bodies, r.Result.Body)
-	in.checkpoints = append(in.checkpoints, r.Checkpoint)
-	in.numbers = append(in.numbers, number(op.lock), number(r.Status), number(r.Attempt), number(r.Fence), number(r.Result.Code), oneIf(r.Result.Omitted),
-		number(r.Lease), number(r.TTL), number(soonest(r)), oneIf(op.live))
+	return [10]int64{
+		op.lock, int64(r.Status), int64(r.Attempt), r.Fence, int64(r.Result.Code), oneIf(r.Result.Omitted),
+		int64(r.Lease), int64(r.TTL), soonest(r), oneIf(op.live),
+	}
 }
 
-func oneIf(b bool) number {
+func oneIf(b bool) int64 {
 	if b {
 		return 1
 	}
 	return 0
-}
-
-func (in *input) args() []any {
-	return []any{in.keys, in.tokens, in.olds, in.fingerprints, in.metas, in.bodies, in.checkpoints, in.numbers}
 }
 
 // together runs the operations of calls in one pipeline. When it returns nil they
@@ -114,64 +103,44 @@ func (in *input) args() []any {
 // something is in its way or because of another call of the same key, is told just
 // that, and its caller looks what there is.
 func (b *Backend) together(ctx context.Context, calls []*call) error {
-	// In the order of the keys, so that no two batches wait for each other.
-	slices.SortStableFunc(calls, func(x, y *call) int { return cmp.Compare(x.op.lock, y.op.lock) })
-	var claims, replaces input
-	var keys []string
-	var readers []*call
-	writers := make(map[string]*call, len(calls))
-	var count [replace + 1]int
-	for _, c := range calls {
-		count[c.op.kind]++
-	}
-	claims.grow(count[claim])
-	replaces.grow(count[replace])
-	for _, c := range calls {
-		c.reply, c.err = reply{}, nil
-		switch op := c.op; op.kind {
-		case get:
-			keys, readers = append(keys, op.key), append(readers, c)
-			continue
-		case claim:
-			claims.add(op)
-		case replace:
-			replaces.add(op)
+	inOrder(calls)
+	var of [replace + 1][]*call // by their kind
+	for rest := calls; len(rest) > 0; {
+		kind, n := rest[0].op.kind, 1
+		for n < len(rest) && rest[n].op.kind == kind {
+			n++
 		}
-		c.reply.outcome = unwritten
-		if token := c.op.new.Token; writers[token] == nil {
-			writers[token] = c
-		}
+		of[kind], rest = rest[:n], rest[n:]
 	}
-
 	var batch pgx.Batch
 	begin := b.sql.batch
-	if len(replaces.keys) > 0 {
+	if of[replace] != nil {
 		begin = b.sql.batchReplaces
 	}
 	batch.Queue(begin)
-	if len(claims.keys) > 0 {
-		batch.Queue(b.sql.claims, claims.args()...)
+	if of[claim] != nil {
+		batch.Queue(b.sql.claims, inputOf(of[claim])...)
 	}
-	if len(replaces.keys) > 0 {
-		batch.Queue(b.sql.replaces, replaces.args()...)
+	if of[replace] != nil {
+		batch.Queue(b.sql.replaces, inputOf(of[replace])...)
 	}
-	if keys != nil {
-		batch.Queue(b.sql.reads, keys)
+	if of[get] != nil {
+		batch.Queue(b.sql.reads, column[string]{of[get], func(op *operation) string { return op.key }})
 	}
 	conn, release, err := b.pgx.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	results := conn.SendBatch(ctx, &batch)
-	_, err = results.Exec()
-	for _, in := range []*input{&claims, &replaces} {
-		if err == nil && len(in.keys) > 0 {
-			err = readWritten(results, writers)
+	results := send(ctx, conn, &batch)
+	err = eachRow(results, func(func(...any) error) error { return nil })
+	for _, kind := range []kind{claim, replace} {
+		if err == nil && of[kind] != nil {
+			err = readWritten(results, of[kind])
 		}
 	}
-	if err == nil && readers != nil {
-		err = readRead(results, readers)
+	if err == nil && of[get] != nil {
+		err = readRead(results, of[get])
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
@@ -179,16 +148,24 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 	return err
 }
 
+// inOrder puts calls into the order in which every batch has them, so that no two
+// batches wait for each other, and takes back what a try before has answered.
+func inOrder(calls []*call) {
+	slices.SortStableFunc(calls, func(x, y *call) int {
+		return cmp.Or(cmp.Compare(x.op.kind, y.op.kind), cmp.Compare(x.op.lock, y.op.lock))
+	})
+	for _, c := range calls {
+		c.reply, c.err = reply{}, nil
+	}
+}
+
 // few runs the operations of calls in one pipeline of their own statements, as
 // together does. For so few that takes the server less.
 func (b *Backend) few(ctx context.Context, calls []*call) error {
-	slices.SortStableFunc(calls, func(x, y *call) int {
-		return cmp.Or(cmp.Compare(x.op.kind, y.op.kind), cmp.Compare(x.op.lock, y.op.lock)) // as in together
-	})
+	inOrder(calls)
 	var batch pgx.Batch
 	var readers []*call
 	for _, c := range calls {
-		c.reply, c.err = reply{}, nil
 		switch c.op.kind {
 		case get:
 			readers = append(readers, c)
@@ -207,7 +184,7 @@ func (b *Backend) few(ctx context.Context, calls []*call) error {
 		return err
 	}
 	defer release()
-	results := conn.SendBatch(ctx, &batch)
+	results := send(ctx, conn, &batch)
 	for _, c := range calls {
 		if err == nil {
 			err = c.readOne(results)
@@ -228,54 +205,58 @@ func (b *Backend) few(ctx context.Context, calls []*call) error {
 	return err
 }
 
-func (c *call) readOne(results pgx.BatchResults) error {
-	if c.op.kind == get {
-		rows, err := results.Query()
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			c.reply, c.err = scanReply(rows.Scan)
-		}
-		return rows.Err()
+// readOne reads what the call's own statement returns.
+func (c *call) readOne(results results) (err error) {
+	if c.op.kind != get {
+		c.reply, err = readWrite(results)
+		return err
 	}
-	var err error
-	c.reply, err = readWrite(results.QueryRow())
-	return err
+	return eachRow(results, func(scan func(...any) error) error {
+		c.reply, c.err = scanReply(scan)
+		return nil
+	})
 }
 
-// readWritten reads the tokens of the records that a statement has stored.
-func readWritten(results pgx.BatchResults, writers map[string]*call) error {
+// readWritten reads the tokens of the records that a statement has stored. They come
+// in the order of the calls, as a rule.
+func readWritten(results results, calls []*call) error {
 	rows, err := results.Query()
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
+	for _, c := range calls {
+		c.reply.outcome = unwritten
+	}
+	next := 0
 	for rows.Next() {
-		// The token, as it is in text and in binary format; to scan it copies it.
-		writers[string(rows.RawValues()[0])].reply.outcome = stored
+		token := rows.RawValues()[0] // as it is, in text and in binary format
+		stores := func(c *call) bool { return c.reply.outcome == unwritten && c.op.new.Token == string(token) }
+		i := slices.IndexFunc(calls[next:], stores)
+		if i < 0 {
+			i, next = slices.IndexFunc(calls, stores), 0
+		}
+		if i < 0 {
+			return fmt.Errorf("the server has stored a token that it was not sent: %q", token)
+		}
+		next += i
+		calls[next].reply.outcome = stored
 	}
 	return rows.Err()
 }
 
 // readRead reads what was looked up for the readers.
-func readRead(results pgx.BatchResults, readers []*call) error {
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var n int64
-		rep, damage := scanReply(rows.Scan, &n) // damage is one reader's alone
+func readRead(results results, readers []*call) error {
+	var n int64
+	return eachRow(results, func(scan func(...any) error) error {
+		rep, damage := scanReply(scan, &n) // damage is one reader's alone
 		if n == 0 {
 			for _, c := range readers {
 				c.reply.outcome = standby
 			}
-			continue
+			return nil
 		}
 		readers[n-1].reply, readers[n-1].err = rep, damage
-	}
-	return rows.Err()
+		return nil
+	})
 }

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"bytes"
-	"database/sql/driver"
 	"encoding/binary"
 
 	"github.com/jackc/pgx/v5"
@@ -43,6 +42,20 @@ func (s *scanTo) readBinary(fields []pgconn.FieldDescription, values [][]byte) b
 	s.note = in.bytes()
 	s.lease, s.ttl, s.age = in.int8(), in.int8(), in.int8()
 	return !in.bad && len(in.values) == 0
+}
+
+// A written is where the one row of a write by itself is read to.
+type written struct{ outcome int16 }
+
+// ScanRow implements [pgx.RowScanner], as that of scanTo does.
+func (w *written) ScanRow(rows pgx.Rows) error {
+	in := binaryRow{fields: rows.FieldDescriptions(), values: rows.RawValues()}
+	w.outcome = in.int2().Int16
+	if !in.bad {
+		return nil
+	}
+	var notified *string
+	return rows.Scan(&w.outcome, &notified)
 }
 
 // A binaryRow takes the columns of a row one after another. After the first that
@@ -94,45 +107,4 @@ func (b *binaryRow) int8() (to pgtype.Int8) {
 		to = pgtype.Int8{Int64: int64(binary.BigEndian.Uint64(v)), Valid: true}
 	}
 	return to
-}
-
-// An array is a parameter of a batch. A slice of strings, bytes or numbers would be the
-// same, but pgx makes a copy of every element on the heap, or two.
-type array[T any] []T
-
-// Dimensions, Index and IndexType implement [pgtype.ArrayGetter].
-func (a array[T]) Dimensions() []pgtype.ArrayDimension {
-	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
-}
-
-func (a array[T]) Index(i int) any { return &a[i] }
-func (a array[T]) IndexType() any  { return new(T) }
-
-// Value implements [driver.Valuer] for the modes of pgx that do not ask the server for
-// the types of parameters.
-func (a array[T]) Value() (driver.Value, error) {
-	oid := uint32(pgtype.TextArrayOID)
-	switch any(a).(type) {
-	case array[octets]:
-		oid = pgtype.ByteaArrayOID
-	case array[number]:
-		oid = pgtype.Int8ArrayOID
-	}
-	b, err := pgtype.NewMap().Encode(oid, pgtype.TextFormatCode, a, nil)
-	return string(b), err
-}
-
-// The elements of arrays.
-type (
-	text   string
-	octets []byte
-	number int64
-)
-
-func (t *text) TextValue() (pgtype.Text, error) {
-	return pgtype.Text{String: string(*t), Valid: true}, nil
-}
-func (o *octets) BytesValue() ([]byte, error) { return orEmpty(*o), nil }
-func (n *number) Int64Value() (pgtype.Int8, error) {
-	return pgtype.Int8{Int64: int64(*n), Valid: true}, nil
 }

@@ -313,18 +313,13 @@ func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, e
 }
 
 // readReply reads the reply of the next statement of a batch.
-func readReply(results pgx.BatchResults) (rep reply, err error) {
-	rows, err := results.Query()
-	if err != nil {
-		return rep, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if rep, err = scanReply(rows.Scan); err != nil {
-			return rep, err
-		}
-	}
-	return rep, rows.Err()
+func readReply(results results) (rep reply, err error) {
+	err = eachRow(results, func(scan func(...any) error) error {
+		var err error
+		rep, err = scanReply(scan)
+		return err
+	})
+	return rep, err
 }
 
 // usable reports what fn has made of the transaction.

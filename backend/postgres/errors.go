@@ -26,6 +26,7 @@ const (
 	insufficientRights   = "42501"
 	noConflictIndex      = "42P10"
 	unknownStatement     = "26000"
+	changedResult        = "0A000" // of a prepared statement, among what is not supported
 	duplicateStatement   = "42P05"
 	protocolViolation    = "08P01"
 	divisionByZero       = "22012"

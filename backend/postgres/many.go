@@ -304,7 +304,8 @@ func queryAll(ctx context.Context, s session, n int, statement func(i int) (stri
 	return done, err
 }
 
-func eachRow(results pgx.BatchResults, each func(scan func(...any) error) error) error {
+// eachRow reads the rows of the next statement of a batch.
+func eachRow(results results, each func(scan func(...any) error) error) error {
 	rows, err := results.Query()
 	if err != nil {
 		return err

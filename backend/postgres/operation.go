@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -142,38 +141,46 @@ func (b *Backend) inPieces(ctx context.Context, op *operation) (rep reply, err e
 		return rep, err
 	}
 	defer release()
+	var batch pgx.Batch
 	switch op.kind {
 	case get:
-		return b.query(ctx, pgxSession{conn}, op)
+		batch.Queue(b.sql.get, op.args()...)
+	case claim:
+		batch.Queue(b.sql.claim.piece, op.args()...)
+		batch.Queue(b.sql.read, op.key, op.new.Token)
 	case replace:
-		return readWrite(conn.QueryRow(ctx, b.sql.replace.piece, op.args()...))
+		batch.Queue(b.sql.replace.piece, op.args()...)
 	}
-	var batch pgx.Batch
-	batch.Queue(b.sql.claim.piece, op.args()...)
-	batch.Queue(b.sql.read, op.key, op.new.Token)
-	results := conn.SendBatch(ctx, &batch)
-	rep, err = readWrite(results.QueryRow())
-	if err == nil && rep.outcome == unwritten {
+	results := send(ctx, conn, &batch)
+	switch op.kind {
+	case get:
 		rep, err = readReply(results)
+	case claim:
+		if rep, err = readWrite(results); err == nil && rep.outcome == unwritten {
+			rep, err = readReply(results)
+		}
+	case replace:
+		rep, err = readWrite(results)
 	}
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
+	}
+	if op.kind == get && err == nil && rep.outcome == nothing {
+		return queryReply(ctx, pgxSession{conn}, standbySQL, nil)
 	}
 	return rep, err
 }
 
 // readWrite reads what a write by itself returns.
-func readWrite(row pgx.Row) (reply, error) {
-	var written int16
-	var notified *string
-	switch err := row.Scan(&written, &notified); {
-	case err == nil:
-		return reply{outcome: outcome(written)}, nil
-	case errors.Is(err, pgx.ErrNoRows):
-		return reply{outcome: unwritten}, nil
-	default:
-		return reply{}, err
-	}
+func readWrite(results results) (rep reply, err error) {
+	rep.outcome = unwritten
+	err = eachRow(results, func(scan func(...any) error) error {
+		var to written
+		err := scan(&to)
+		rep.outcome = outcome(to.outcome)
+		return err
+	})
+	return rep, err
 }
 
 // A swap is one Swap on its way through operations and replies.

@@ -1,0 +1,171 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// results are those of the statements of a batch, one after another. It is what is
+// used of [pgx.BatchResults].
+type results interface {
+	Query() (pgx.Rows, error)
+	Close() error // also of the commit, of which there are no rows
+}
+
+// send sends a batch, whose statements run as one transaction.
+//
+// Where a connection prepares statements and nobody traces them, that is done one
+// level below [pgx.Conn.SendBatch], on the same pipeline. pgx encodes arrays element
+// by element, into buffers that begin at 256 bytes for every statement: with the
+// garbage that is a third of all that a batch of claims costs this program.
+func send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) results {
+	if w := wireOf(conn); w.direct {
+		return w.send(ctx, conn, batch)
+	}
+	return conn.SendBatch(ctx, batch)
+}
+
+// A wire is kept with its connection.
+type wire struct {
+	direct bool
+
+	// Of the batch that is being sent.
+	params []byte
+	values [][]byte // parts of params
+}
+
+// wireOf returns the wire of a connection, which is made from the connection's own
+// configuration: a pool's may say something else.
+func wireOf(conn *pgx.Conn) *wire {
+	const name = "github.com/idem-go/idem/backend/postgres"
+	data := conn.PgConn().CustomData()
+	w, ok := data[name].(*wire)
+	if !ok {
+		config := conn.Config()
+		w = &wire{direct: config.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && config.Tracer == nil}
+		data[name] = w
+	}
+	return w
+}
+
+// Parameters and results are all in binary format.
+var inBinary = []int16{pgx.BinaryFormatCode}
+
+func (w *wire) send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) results {
+	r := &wireResults{conn: conn, batch: batch}
+	statements := make([]*pgconn.StatementDescription, len(batch.QueuedQueries))
+	for i, q := range batch.QueuedQueries {
+		var err error
+		if statements[i], err = conn.Prepare(ctx, q.SQL, q.SQL); err != nil {
+			r.err = &unprepared{err}
+			return r
+		}
+	}
+	if r.err = w.encode(batch); r.err != nil {
+		return r
+	}
+	r.pipeline = conn.PgConn().StartPipeline(ctx)
+	conn.PgConn().Frontend().Send(room(len(w.params) + 4*len(w.values) + 128*len(statements)))
+	values := w.values
+	for i, q := range batch.QueuedQueries {
+		n := len(q.Arguments)
+		r.pipeline.SendQueryStatement(statements[i], values[:n], inBinary, inBinary)
+		values = values[n:]
+	}
+	r.err = r.pipeline.Sync()
+	return r
+}
+
+// An unprepared error is that of a statement's preparation: nothing has been run.
+type unprepared struct{ err error }
+
+func (e *unprepared) Error() string     { return e.err.Error() }
+func (e *unprepared) Unwrap() error     { return e.err }
+func (e *unprepared) SafeToRetry() bool { return true }
+
+// mostKept is how much room for parameters a connection keeps.
+const mostKept = 256 << 10
+
+// encode encodes the parameters of all statements.
+func (w *wire) encode(batch *pgx.Batch) (err error) {
+	if cap(w.params) > mostKept {
+		w.params = nil
+	}
+	w.params, w.values = w.params[:0], w.values[:0]
+	for _, q := range batch.QueuedQueries {
+		for _, arg := range q.Arguments {
+			start := len(w.params)
+			if w.params, err = appendBinary(w.params, arg); err != nil {
+				return err
+			}
+			// Should params have to grow, what is there already stays where it is.
+			w.values = append(w.values, w.params[start:len(w.params):len(w.params)])
+		}
+	}
+	return nil
+}
+
+// room is no message, but makes room for those that follow it, which pgx puts into a
+// buffer of 1 KiB that would have to grow many times.
+type room int
+
+// Frontend, Decode and Encode implement [pgproto3.FrontendMessage].
+func (room) Frontend()                           {}
+func (room) Decode([]byte) error                 { return nil }
+func (r room) Encode(dst []byte) ([]byte, error) { return slices.Grow(dst, int(r)), nil }
+
+// wireResults are the results of a batch that a wire has sent.
+type wireResults struct {
+	conn     *pgx.Conn
+	batch    *pgx.Batch
+	pipeline *pgconn.Pipeline
+	last     pgx.Rows
+	err      error
+}
+
+func (r *wireResults) Query() (pgx.Rows, error) {
+	r.failed()
+	if r.err != nil {
+		return nil, r.err
+	}
+	got, err := r.pipeline.GetResults()
+	if reader, ok := got.(*pgconn.ResultReader); ok {
+		r.last = pgx.RowsFromResultReader(r.conn.TypeMap(), reader)
+		return r.last, nil
+	}
+	if err == nil {
+		err = fmt.Errorf("the server's answer is a %T", got)
+	}
+	r.err = err
+	return nil, err
+}
+
+// failed takes the error of the last rows for that of the batch.
+func (r *wireResults) failed() {
+	if r.err == nil && r.last != nil {
+		r.err = r.last.Err()
+	}
+}
+
+func (r *wireResults) Close() error {
+	r.failed()
+	if r.pipeline != nil {
+		if err := r.pipeline.Close(); r.err == nil {
+			r.err = err
+		}
+	}
+	if state := sqlState(r.err); state == unknownStatement || state == changedResult {
+		// Somebody has taken the prepared statements away, or the table has changed.
+		// They are prepared anew when they are needed next.
+		ctx, cancel := context.WithTimeout(context.Background(), cleanUp)
+		defer cancel()
+		for _, q := range r.batch.QueuedQueries {
+			_ = r.conn.Deallocate(ctx, q.SQL)
+		}
+	}
+	return r.err
+}
