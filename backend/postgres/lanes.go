@@ -25,7 +25,7 @@ type lanes struct {
 	singles int // calls that run by themselves
 	working []*lane
 	queue   []*call
-	help    *time.Timer // opens a lane more when those at work are stuck
+	watched bool // help is coming if those who queue need it
 }
 
 // A lane is at work on calls.
@@ -44,12 +44,12 @@ type limits struct {
 // Commits wait for the disk, which one batch does as fast as one call; reads use
 // the processor, and are quickest side by side until there are many.
 var (
-	forWrites = limits{singles: 1, least: 4, most: 128}
+	forWrites = limits{singles: 1, least: 4, most: 256}
 	forReads  = limits{singles: 8, least: 4, most: 64}
 )
 
 const (
-	usualLanes = 3
+	usualLanes = 2 // one more makes batches smaller, and each of them costs a commit
 	mostLanes  = 8
 
 	// A lane that is at work for so long may be stuck: a connection that went
@@ -170,8 +170,9 @@ func (l *lanes) leave(ctx context.Context, calls []*call, results []result) {
 
 // push queues calls, and opens the lanes that they are worth. l.mu is held.
 func (l *lanes) push(now time.Time, calls ...*call) {
-	if len(l.queue) == 0 {
-		l.watch()
+	if !l.watched {
+		l.watched = true
+		time.AfterFunc(stuckAfter, l.help)
 	}
 	l.queue = append(l.queue, calls...)
 	most := max(l.limit.most, min(len(calls), largeBatch))
@@ -247,7 +248,6 @@ func (l *lanes) take(ln *lane) []*call {
 	again := ln.calls > 0
 	l.working = slices.DeleteFunc(l.working, func(other *lane) bool { return other == ln })
 	if len(l.queue) == 0 {
-		l.help.Stop()
 		return nil
 	}
 	lanes, others := l.atWork(now)
@@ -269,24 +269,24 @@ func (l *lanes) take(ln *lane) []*call {
 	return calls
 }
 
-// watch opens another lane when somebody has queued for long. l.mu is held.
-func (l *lanes) watch() {
-	if l.help != nil {
-		l.help.Reset(stuckAfter)
+// help opens a lane more when somebody has queued for long, and comes again for as
+// long as somebody queues. It is not called off whenever the queue is empty for a
+// moment: to set a timer for every batch costs more than to look in vain now and then.
+func (l *lanes) help() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.watched = len(l.queue) > 0; !l.watched {
 		return
 	}
-	l.help = time.AfterFunc(stuckAfter, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if len(l.queue) == 0 {
-			return
-		}
-		now := time.Now()
-		if now.Sub(l.queue[0].queued) >= stuckAfter && len(l.working) < mostLanes && l.b.pgx.pool != nil {
+	now := time.Now()
+	rest := stuckAfter - now.Sub(l.queue[0].queued)
+	if rest <= 0 {
+		if len(l.working) < mostLanes && l.b.pgx.pool != nil {
 			l.open(now)
 		}
-		l.help.Reset(stuckAfter)
-	})
+		rest = stuckAfter
+	}
+	time.AfterFunc(rest, l.help)
 }
 
 // run runs calls and answers them.

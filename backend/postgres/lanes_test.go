@@ -18,8 +18,7 @@ func (l *lanes) queueOnly(n, with int) {
 // waits until it is worth another lane; what one caller wants together stays
 // together; lanes that are stuck do not count.
 func TestLanesCarryShares(t *testing.T) {
-	l := &lanes{limit: forWrites, usual: usualLanes, help: time.NewTimer(time.Hour)}
-	defer l.help.Stop()
+	l := &lanes{limit: forWrites, usual: 3}
 	take := func(ln *lane, want, left int) {
 		t.Helper()
 		if n := len(l.take(ln)); n != want || len(l.queue) != left {
@@ -61,14 +60,14 @@ func TestLanesCarryShares(t *testing.T) {
 	worthwhile(false)  // all lanes are stuck, and it is for the timer to open more
 	take(third, 7, 12) // which comes back all the same
 
-	l = &lanes{limit: forReads, usual: usualLanes, help: l.help}
+	l = &lanes{limit: forReads, usual: 3}
 	l.queueOnly(200, 200)
 	l.queueOnly(1000, 1000)
 	take(first, 200, 1000)
 	take(second, largeBatch, 488)
 	take(third, 488, 0)
 
-	l = &lanes{limit: forReads, usual: 1, help: l.help} // on a single connection
+	l = &lanes{limit: forReads, usual: 1} // on a single connection
 	l.queueOnly(100, 0)
 	take(first, forReads.most, 36)
 	first.since = first.since.Add(-stuckAfter)

@@ -68,6 +68,10 @@ func (w *wire) send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) resul
 	if r.err = w.encode(batch); r.err != nil {
 		return r
 	}
+	if len(statements) == 1 {
+		r.only = conn.PgConn().ExecStatement(ctx, statements[0], w.values, inBinary, inBinary)
+		return r
+	}
 	r.pipeline = conn.PgConn().StartPipeline(ctx)
 	conn.PgConn().Frontend().Send(room(len(w.params) + 4*len(w.values) + 128*len(statements)))
 	values := w.values
@@ -122,6 +126,7 @@ func (r room) Encode(dst []byte) ([]byte, error) { return slices.Grow(dst, int(r
 type wireResults struct {
 	conn     *pgx.Conn
 	batch    *pgx.Batch
+	only     *pgconn.ResultReader // of the only statement, which needs no pipeline
 	pipeline *pgconn.Pipeline
 	last     pgx.Rows
 	err      error
@@ -132,16 +137,21 @@ func (r *wireResults) Query() (pgx.Rows, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	got, err := r.pipeline.GetResults()
-	if reader, ok := got.(*pgconn.ResultReader); ok {
-		r.last = pgx.RowsFromResultReader(r.conn.TypeMap(), reader)
-		return r.last, nil
+	reader := r.only
+	if reader == nil {
+		got, err := r.pipeline.GetResults()
+		if err != nil {
+			r.err = err
+			return nil, err
+		}
+		var ok bool
+		if reader, ok = got.(*pgconn.ResultReader); !ok {
+			r.err = fmt.Errorf("the server's answer is a %T", got)
+			return nil, r.err
+		}
 	}
-	if err == nil {
-		err = fmt.Errorf("the server's answer is a %T", got)
-	}
-	r.err = err
-	return nil, err
+	r.last = pgx.RowsFromResultReader(r.conn.TypeMap(), reader)
+	return r.last, nil
 }
 
 // failed takes the error of the last rows for that of the batch.
@@ -152,6 +162,11 @@ func (r *wireResults) failed() {
 }
 
 func (r *wireResults) Close() error {
+	if r.only != nil {
+		if _, err := r.only.Close(); r.err == nil {
+			r.err = err
+		}
+	}
 	r.failed()
 	if r.pipeline != nil {
 		if err := r.pipeline.Close(); r.err == nil {
