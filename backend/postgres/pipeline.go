@@ -96,8 +96,8 @@ const mostKept = 256 << 10
 
 // encode encodes the parameters of all statements.
 func (w *wire) encode(batch *pgx.Batch) (err error) {
-	if cap(w.params) > mostKept {
-		w.params = nil
+	if w.params == nil || cap(w.params) > mostKept {
+		w.params = make([]byte, 0, 4<<10) // parts of nil would be NULL
 	}
 	w.params, w.values = w.params[:0], w.values[:0]
 	for _, q := range batch.QueuedQueries {
