@@ -190,7 +190,7 @@ func (o *own) complete(ctx context.Context, sw *swap) (idem.Record, error) {
 	switch {
 	case err == nil:
 		o.committed = committed
-		o.b.known.note(op.lock)
+		o.b.known.note(op.key)
 		return sw.op.new.Clone(), nil
 	case sqlState(err) == uniqueViolation || sqlState(err) == divisionByZero:
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("%w: the record was written by another transaction: %w", idem.ErrRetryTx, o.b.explain(ctx, "complete", err)))
@@ -239,7 +239,7 @@ func (t *pgxTx) lookOnce(ctx context.Context, op *operation) (locked bool, rep r
 	batch.Queue(lockSQL, op.lock)
 	// Most keys have no record, and to look for one costs less than to read it.
 	look := t.b.sql.there
-	if t.b.known.has(op.lock) {
+	if t.b.known.has(op.key) {
 		look = t.b.sql.get
 	}
 	batch.Queue(look, op.key)
@@ -277,7 +277,7 @@ func (t *pgxTx) lookOnce(ctx context.Context, op *operation) (locked bool, rep r
 	case err == nil && recovering:
 		rep = reply{outcome: standby}
 	case err == nil && there:
-		t.b.known.note(op.lock)
+		t.b.known.note(op.key)
 		rep, err = queryReply(ctx, t, t.b.sql.get, []any{op.key})
 	}
 	return locked, rep, err

@@ -23,7 +23,7 @@ func (b *Backend) SwapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped
 func (b *Backend) swapAll(ctx context.Context, swaps []idem.Swap) []idem.Swapped {
 	m := newMany(b, swaps)
 	for i, sw := range m.swaps {
-		sw.look = swaps[i].Old == "" && b.known.has(sw.op.lock)
+		sw.look = swaps[i].Old == "" && b.known.has(sw.op.key)
 	}
 	m.ask = func(ctx context.Context, ops []*operation) []result { return b.askAll(ctx, "swap", ops) }
 	m.held = func(ctx context.Context, locks []int64) (held []bool, err error) {

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -17,7 +18,7 @@ import (
 type operation struct {
 	kind kind
 	key  string
-	lock int64 // the advisory lock that stands for the key
+	lock int64 // the advisory lock that stands for the key; claim and replace
 
 	new *idem.Record // claim and replace
 
@@ -253,36 +254,44 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 // key taken. It is a guess: what has expired or is gone costs a claim two round
 // trips more. A key has its place in a set of four, so that two keys rarely drive
 // each other out in turn.
-type known [1 << 12][4]atomic.Int64
+type known [1 << 12][4]atomic.Uint64
 
-func (k *known) set(lock int64) *[4]atomic.Int64 { return &k[uint64(lock)%uint64(len(k))] }
+// hashes differ from process to process, so that nobody finds keys that drive others
+// out.
+var hashes = maphash.MakeSeed()
 
-func (k *known) has(lock int64) bool {
-	set := k.set(lock)
+// find returns the hash of a key, and the set in which it has its place.
+func (k *known) find(key string) (hash uint64, set *[4]atomic.Uint64) {
+	hash = max(maphash.String(hashes, key), 1) // 0 is a place that is free
+	return hash, &k[hash%uint64(len(k))]
+}
+
+func (k *known) has(key string) bool {
+	hash, set := k.find(key)
 	for i := range set {
-		if set[i].Load() == lock {
+		if set[i].Load() == hash {
 			return true
 		}
 	}
 	return false
 }
 
-func (k *known) note(lock int64) {
-	if k.has(lock) {
+func (k *known) note(key string) {
+	if k.has(key) {
 		return
 	}
-	set := k.set(lock)
+	hash, set := k.find(key)
 	for i := range set {
-		if set[i].CompareAndSwap(0, lock) {
+		if set[i].CompareAndSwap(0, hash) {
 			return
 		}
 	}
-	set[rand.N(len(set))].Store(lock)
+	set[rand.N(len(set))].Store(hash)
 }
 
-func (k *known) forget(lock int64) {
-	set := k.set(lock)
+func (k *known) forget(key string) {
+	hash, set := k.find(key)
 	for i := range set {
-		set[i].CompareAndSwap(lock, 0)
+		set[i].CompareAndSwap(hash, 0)
 	}
 }

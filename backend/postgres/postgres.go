@@ -120,7 +120,7 @@ func quote(schema, table string) string { return `"` + schema + `"."` + table + 
 
 // Get implements [idem.Backend].
 func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
-	rep, err := b.ask(ctx, "get", &operation{kind: get, key: key, lock: lockOf("key", b.table, key)})
+	rep, err := b.ask(ctx, "get", &operation{kind: get, key: key})
 	if err != nil {
 		return idem.Record{}, err
 	}
@@ -129,7 +129,7 @@ func (b *Backend) Get(ctx context.Context, key string) (idem.Record, error) {
 
 // Probe implements [idem.Prober], from memory of the last thousands of keys with a
 // record. What this process has not seen lately is claimed at once.
-func (b *Backend) Probe(key string) bool { return b.known.has(lockOf("key", b.table, key)) }
+func (b *Backend) Probe(key string) bool { return b.known.has(key) }
 
 // unexpired returns the record of a reply that is present and not expired.
 func unexpired(rep reply) idem.Record {
@@ -149,7 +149,7 @@ func (b *Backend) Swap(ctx context.Context, key, old string, new idem.Record) (i
 		return idem.Record{}, err
 	}
 	sw := b.newSwap(key, old, new)
-	sw.look = old == "" && b.known.has(sw.op.lock) // in case the caller did not ask Probe
+	sw.look = old == "" && b.known.has(key) // in case the caller did not ask Probe
 	writes := 0
 	for delay := time.Duration(0); ; {
 		op := sw.next()
@@ -225,9 +225,9 @@ func (b *Backend) finish(ctx context.Context, what string, op *operation, rep re
 	}
 	switch rep.outcome {
 	case present, stored:
-		b.known.note(op.lock)
+		b.known.note(op.key)
 	case nothing:
-		b.known.forget(op.lock) // it was swept, and the next claim need not look
+		b.known.forget(op.key) // it was swept, and the next claim need not look
 	}
 	if rep.outcome == stored {
 		b.waits.wake(op.lock)
@@ -251,7 +251,7 @@ func (b *Backend) byItself(ctx context.Context, op *operation, err error) (rep r
 
 // heal mends the record with token.
 func (b *Backend) heal(ctx context.Context, op *operation, token string) {
-	_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, token, op.lock) })
+	_ = b.src.with(ctx, func(s session) error { return exec(ctx, s, b.sql.heal, op.key, token, lockOf("key", b.table, op.key)) })
 }
 
 // send runs an operation, together with others if there are many.
