@@ -43,6 +43,16 @@
 // two attempts ran. If the commit fails without a definite answer, ask
 // [idem.Store.Lookup] what became of it.
 //
+// # Many calls at once
+//
+// A call that comes alone has a connection to itself, and those that come while it is
+// at work share a few: they go out together, in one round trip and one commit, and
+// an error of one statement is told to its own caller only.
+//
+// The statements are prepared on each connection with [pgx.Conn.Prepare] and sent below
+// pgx's own batches, which takes less of the processor. A connection with a Tracer, or
+// of another mode than QueryExecModeCacheStatement, sends them through pgx.
+//
 // # Waiting
 //
 // A duplicate of a running operation waits without a connection. It learns of the
