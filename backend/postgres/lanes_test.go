@@ -1,10 +1,14 @@
 package postgres
 
 import (
+	"errors"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/idem-go/idem"
+	"github.com/idem-go/idem/internal/testenv"
 )
 
 // queueOnly puts calls into the queue, as push does, and opens no lane.
@@ -72,4 +76,27 @@ func TestLanesCarryShares(t *testing.T) {
 	take(first, forReads.most, 36)
 	first.since = first.since.Add(-stuckAfter)
 	worthwhile(false)
+}
+
+// All batches have the same order, whatever order their calls came in: two batches
+// that wrote common keys in different orders would wait for each other.
+func TestOneOrderForAllBatches(t *testing.T) {
+	var sorted []*call
+	for _, kind := range []kind{get, claim, replace} {
+		for lock := range int64(5) {
+			sorted = append(sorted, &call{op: &operation{kind: kind, lock: lock - 2}})
+		}
+	}
+	random := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+	for range 100 {
+		calls := slices.Clone(sorted)
+		random.Shuffle(len(calls), func(i, j int) { calls[i], calls[j] = calls[j], calls[i] })
+		calls[0].reply.outcome, calls[1].err = stored, errors.New("of an earlier try")
+		inOrder(calls)
+		for i, c := range calls {
+			if c != sorted[i] || c.err != nil || c.reply != (reply{}) {
+				t.Fatalf("place %d has kind %d, lock %d, reply %v and error %v", i, c.op.kind, c.op.lock, c.reply, c.err)
+			}
+		}
+	}
 }
