@@ -133,7 +133,7 @@ func (b *Backend) together(ctx context.Context, calls []*call) error {
 	}
 	defer release()
 	results := send(ctx, conn, &batch)
-	_, err = run(results)
+	err = eachRow(results, func(func(...any) error) error { return nil })
 	for _, kind := range []kind{claim, replace} {
 		if err == nil && of[kind] != nil {
 			err = readWritten(results, of[kind])

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/idem-go/idem"
 )
@@ -291,14 +290,14 @@ func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, e
 		commit = q
 	}
 	batch.Queue(commit)
-	results := send(ctx, t.tx.Conn(), &batch)
-	_, err = run(results)
+	results := t.tx.SendBatch(ctx, &batch)
+	_, err = results.Exec()
 	if err != nil && (refused(err) || unsent(err)) {
 		_ = results.Close()
 		return nil, err // the server skips what follows in the pipeline
 	}
 	if err == nil {
-		tag, commitErr := run(results)
+		tag, commitErr := results.Exec()
 		if err = commitErr; err == nil && tag.String() == "ROLLBACK" {
 			err = pgx.ErrTxCommitRollback
 		}
@@ -321,16 +320,6 @@ func readReply(results results) (rep reply, err error) {
 		return err
 	})
 	return rep, err
-}
-
-// run takes the next statement of a batch to its end.
-func run(results results) (pgconn.CommandTag, error) {
-	rows, err := results.Query()
-	if err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	rows.Close()
-	return rows.CommandTag(), rows.Err()
 }
 
 // usable reports what fn has made of the transaction.

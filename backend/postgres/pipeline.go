@@ -2,6 +2,8 @@ package postgres
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 
@@ -31,7 +33,8 @@ func send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) results {
 
 // A wire is kept with its connection.
 type wire struct {
-	direct bool
+	direct   bool
+	prepared map[string]*pgconn.StatementDescription // by their SQL
 
 	// Of the batch that is being sent.
 	params []byte
@@ -46,7 +49,10 @@ func wireOf(conn *pgx.Conn) *wire {
 	w, ok := data[name].(*wire)
 	if !ok {
 		config := conn.Config()
-		w = &wire{direct: config.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && config.Tracer == nil}
+		w = &wire{
+			direct:   config.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && config.StatementCacheCapacity > 0 && config.Tracer == nil,
+			prepared: make(map[string]*pgconn.StatementDescription),
+		}
 		data[name] = w
 	}
 	return w
@@ -56,15 +62,16 @@ func wireOf(conn *pgx.Conn) *wire {
 var inBinary = []int16{pgx.BinaryFormatCode}
 
 func (w *wire) send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) results {
-	r := &wireResults{conn: conn, batch: batch}
+	r := &wireResults{wire: w, conn: conn, batch: batch}
 	statements := make([]*pgconn.StatementDescription, len(batch.QueuedQueries))
 	for i, q := range batch.QueuedQueries {
 		var err error
-		if statements[i], err = conn.Prepare(ctx, q.SQL, q.SQL); err != nil {
+		if statements[i], err = w.prepare(ctx, conn, q.SQL); err != nil {
 			r.err = &unprepared{err}
 			return r
 		}
 	}
+	defer w.sent()
 	if r.err = w.encode(batch); r.err != nil {
 		return r
 	}
@@ -73,7 +80,9 @@ func (w *wire) send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) resul
 		return r
 	}
 	r.pipeline = conn.PgConn().StartPipeline(ctx)
-	conn.PgConn().Frontend().Send(room(len(w.params) + 4*len(w.values) + 128*len(statements)))
+	if conn.PgConn().IsBusy() { // with this pipeline; otherwise it is closed
+		conn.PgConn().Frontend().Send(room(len(w.params) + 4*len(w.values) + 128*len(statements)))
+	}
 	values := w.values
 	for i, q := range batch.QueuedQueries {
 		n := len(q.Arguments)
@@ -82,6 +91,30 @@ func (w *wire) send(ctx context.Context, conn *pgx.Conn, batch *pgx.Batch) resul
 	}
 	r.err = r.pipeline.Sync()
 	return r
+}
+
+// prepare returns a prepared statement. Its name is none that pgx gives: what pgx finds
+// under the SQL itself it takes for everything, and keeps when it has gone bad.
+func (w *wire) prepare(ctx context.Context, conn *pgx.Conn, sql string) (*pgconn.StatementDescription, error) {
+	if s := w.prepared[sql]; s != nil {
+		return s, nil
+	}
+	s, err := conn.Prepare(ctx, nameOf(sql), sql)
+	if err == nil {
+		w.prepared[sql] = s
+	}
+	return s, err
+}
+
+func nameOf(sql string) string {
+	sum := sha256.Sum256([]byte(sql))
+	return "idem_" + hex.EncodeToString(sum[:24])
+}
+
+// forget gives a prepared statement up. It is prepared anew when it is needed next.
+func (w *wire) forget(ctx context.Context, conn *pgx.Conn, sql string) {
+	delete(w.prepared, sql)
+	_ = conn.Deallocate(ctx, nameOf(sql))
 }
 
 // An unprepared error is that of a statement's preparation: nothing has been run.
@@ -96,10 +129,9 @@ const mostKept = 256 << 10
 
 // encode encodes the parameters of all statements.
 func (w *wire) encode(batch *pgx.Batch) (err error) {
-	if w.params == nil || cap(w.params) > mostKept {
+	if w.params == nil {
 		w.params = make([]byte, 0, 4<<10) // parts of nil would be NULL
 	}
-	w.params, w.values = w.params[:0], w.values[:0]
 	for _, q := range batch.QueuedQueries {
 		for _, arg := range q.Arguments {
 			start := len(w.params)
@@ -113,6 +145,15 @@ func (w *wire) encode(batch *pgx.Batch) (err error) {
 	return nil
 }
 
+// sent forgets the parameters, which pgx has copied.
+func (w *wire) sent() {
+	clear(w.values)
+	w.params, w.values = w.params[:0], w.values[:0]
+	if cap(w.params) > mostKept {
+		w.params, w.values = nil, nil
+	}
+}
+
 // room is no message, but makes room for those that follow it, which pgx puts into a
 // buffer of 1 KiB that would have to grow many times.
 type room int
@@ -124,6 +165,7 @@ func (r room) Encode(dst []byte) ([]byte, error) { return slices.Grow(dst, int(r
 
 // wireResults are the results of a batch that a wire has sent.
 type wireResults struct {
+	wire     *wire
 	conn     *pgx.Conn
 	batch    *pgx.Batch
 	only     *pgconn.ResultReader // of the only statement, which needs no pipeline
@@ -175,11 +217,10 @@ func (r *wireResults) Close() error {
 	}
 	if state := sqlState(r.err); state == unknownStatement || state == changedResult {
 		// Somebody has taken the prepared statements away, or the table has changed.
-		// They are prepared anew when they are needed next.
 		ctx, cancel := context.WithTimeout(context.Background(), cleanUp)
 		defer cancel()
 		for _, q := range r.batch.QueuedQueries {
-			_ = r.conn.Deallocate(ctx, q.SQL)
+			r.wire.forget(ctx, r.conn, q.SQL)
 		}
 	}
 	return r.err

@@ -61,6 +61,79 @@ func TestPreparedStatementsTakenAway(t *testing.T) {
 	}
 }
 
+// So it is with all that shares statements or connections with the calls, and what the
+// application does itself does not notice at all.
+func TestPreparedStatementsTakenAwayFromEverybody(t *testing.T) {
+	ctx := context.Background()
+	f := newFixture(t, 1)
+	s := newStore(t, f, nil)
+	do := func() error {
+		_, err := f.Do(ctx, s, "paid", payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
+			return idem.Result{Body: []byte("paid")}, f.pay(ctx, tx, c.Key)
+		})
+		return err
+	}
+	if err := do(); err != nil {
+		t.Fatal(err)
+	}
+	get := func(key string) func() error {
+		return func() error {
+			_, err := f.Get(ctx, key)
+			return err
+		}
+	}
+	inTx := func(what func(idem.Backend) error) func() error {
+		return func() error {
+			return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return what(f.WithTx(tx)) })
+		}
+	}
+	together := func() error {
+		for _, begun := range s.BeginAll(ctx, []idem.Item{{Key: "paid", Fingerprint: payloadA}, {Key: idem.NewKey(), Fingerprint: payloadA}, {Key: idem.NewKey(), Fingerprint: payloadA}}) {
+			if begun.Err != nil {
+				return begun.Err
+			}
+		}
+		return nil
+	}
+	ways := []struct {
+		name  string
+		tries int // how many calls may fail
+		call  func() error
+	}{
+		{"Get", 1, get("paid")},
+		{"Get of what is not there", 2, get("never")},
+		{"Do", 2, do},
+		{"in a transaction", 1, inTx(func(b idem.Backend) error {
+			_, err := b.Get(ctx, "paid")
+			return err
+		})},
+		{"together", 3, together},
+		{"a transaction of the application", 0, inTx(func(idem.Backend) error { return nil })},
+	}
+	for range 2 {
+		for _, w := range ways {
+			for _, other := range ways {
+				for range 3 {
+					_ = other.call() // everybody has prepared what he needs
+				}
+			}
+			f.exec(t, `DISCARD ALL`, pgx.QueryExecModeSimpleProtocol)
+			var err error
+			for range w.tries {
+				if err = w.call(); err != nil && !strings.Contains(err.Error(), "26000") {
+					t.Fatalf("%s: %v", w.name, err)
+				}
+			}
+			if err = w.call(); err != nil {
+				t.Errorf("%s: after %d tries: %v", w.name, w.tries, err)
+			}
+		}
+	}
+	if paid := f.payments(t)["paid"]; paid != 1 {
+		t.Errorf("it was paid %d times", paid)
+	}
+}
+
 // Who traces what a connection does sees all statements, alone and in batches.
 func TestTracersSeeStatements(t *testing.T) {
 	ctx := context.Background()
