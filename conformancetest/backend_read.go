@@ -2,11 +2,13 @@ package conformancetest
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/idem-go/idem"
@@ -26,6 +28,7 @@ var readCases = []testCase{
 	{name: "RoundTrip", rule: ruleBytes, run: testRoundTrip},
 	{name: "RoundTripRandom", rule: ruleBytes, run: testRoundTripRandom},
 	{name: "SharesIn", rule: ruleShare, run: testSharesIn},
+	{name: "SharesInOnTheWay", rule: ruleShare, run: testSharesInOnTheWay},
 	{name: "SharesOut", rule: ruleShare, run: testSharesOut},
 	{name: "Peer", rule: ruleHandles, needs: needPeer, run: testPeer},
 }
@@ -212,6 +215,46 @@ func testSharesIn(e *env) {
 	e.swap(e.b, "k", "", given)
 	spoil(given)
 	e.wantStored("k", next)
+}
+
+// testSharesInOnTheWay has callers whose contexts end while their Swaps are on their
+// way. They leave, and use the memory of their records for something else. What is
+// stored, at once or late, is what they gave.
+func testSharesInOnTheWay(e *env) {
+	rnd := e.random()
+	const callers = 8
+	wants := make([]map[string]idem.Record, callers)
+	var all sync.WaitGroup
+	for i := range wants {
+		wants[i] = make(map[string]idem.Record)
+		rnd := rand.New(rand.NewPCG(rnd.Uint64(), 0))
+		all.Go(func() {
+			for n := range rounds(25) {
+				key, want := fmt.Sprintf("k%d-%d", i, n), full(idem.Completed)
+				want.Result.Body = bytes.Repeat([]byte(want.Token), 500)
+				wants[i][key] = want
+				given := copyRecord(want)
+				ctx, cancel := context.WithTimeout(e.ctx, time.Duration(rnd.IntN(2000))*time.Microsecond)
+				_, _ = e.b.Swap(ctx, key, "", given)
+				cancel()
+				spoil(given)
+				if stored := e.get(e.b, key); stored.Token != "" {
+					e.want("Get after a Swap whose caller may have left", stored, want)
+				}
+			}
+		})
+	}
+	all.Wait()
+	took := 0
+	for _, wants := range wants {
+		for key, want := range wants {
+			if stored := e.get(e.b, key); stored.Token != "" {
+				e.want("Get long after a Swap whose caller may have left", stored, want)
+				took++
+			}
+		}
+	}
+	e.logf("%d of %d Swaps took effect", took, callers*rounds(25))
 }
 
 func testSharesOut(e *env) {

@@ -41,6 +41,7 @@ var mutants = []struct {
 	{fault: "forgets the checkpoint", caughtBy: "Store/LS-1/CrashAndTakeover Store/LS-6/Reclaim"},
 	{fault: "loses claims", caughtBy: "Store/LS-3/StaleHolder"},
 	{fault: "shares what it is given", caughtBy: "Backend/SharesIn"},
+	{fault: "shares what callers have given who left", caughtBy: "Backend/SharesInOnTheWay"},
 	{fault: "shares what it returns", caughtBy: "Backend/SharesOut"},
 	{fault: "reads from a cache", caughtBy: "Backend/Peer"},
 	{fault: "folds case", caughtBy: "Backend/Keys Backend/KeyPatterns Store/PE-8/HostileKeys"},

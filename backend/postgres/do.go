@@ -190,7 +190,7 @@ func (o *own) complete(ctx context.Context, sw *swap) (idem.Record, error) {
 	case err == nil:
 		o.committed = committed
 		o.b.known.note(op.key)
-		return sw.op.new.Clone(), nil
+		return sw.new, nil
 	case sqlState(err) == uniqueViolation || sqlState(err) == divisionByZero:
 		return idem.Record{}, idem.NoEffect(fmt.Errorf("%w: the record was written by another transaction: %w", idem.ErrRetryTx, o.b.explain(ctx, "complete", err)))
 	}

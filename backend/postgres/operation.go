@@ -203,8 +203,10 @@ func checkKey(key string) error {
 	return nil
 }
 
+// newSwap returns a Swap that shares no memory with its caller, who may leave while it
+// is on its way.
 func (b *Backend) newSwap(key, old string, new idem.Record) *swap {
-	sw := &swap{old: old, new: new, op: operation{key: key, lock: lockOf("key", b.table, key), meta: encodeMeta(new.Result.Meta)}}
+	sw := &swap{old: old, new: new.Clone(), op: operation{key: key, lock: lockOf("key", b.table, key), meta: encodeMeta(new.Result.Meta)}}
 	sw.op.new, sw.op.unsure = &sw.new, &sw.unsure
 	return sw
 }
@@ -230,8 +232,8 @@ func (sw *swap) settle(rep reply) (got idem.Record, ok bool) {
 	sw.look = false
 	switch {
 	case rep.outcome == stored || rep.outcome == unsafely:
-		sw.op.new.Age = 0
-		return sw.op.new.Clone(), true
+		sw.new.Age = 0
+		return sw.new, true
 	case rep.outcome == unwritten:
 		sw.look = true
 		return idem.Record{}, false
