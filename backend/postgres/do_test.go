@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -312,7 +313,10 @@ func TestRow7_CommitIsInterruptedAnywhere(t *testing.T) {
 				if try == 0 && runs == 1 {
 					pid := tx.Conn().PgConn().PID()
 					interrupting.Go(func() {
-						time.Sleep(delay) // any point in time will do
+						// Any point in time will do, but a sleep is rarely as short as a commit.
+						for began := time.Now(); time.Since(began) < delay; {
+							runtime.Gosched()
+						}
 						how(pid, cancel)
 					})
 				}
