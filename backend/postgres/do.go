@@ -312,16 +312,6 @@ func (t *pgxTx) write(ctx context.Context, sql string, args []any) (committed, e
 	return nil, nil
 }
 
-// readReply reads the reply of the next statement of a batch.
-func readReply(results results) (rep reply, err error) {
-	err = eachRow(results, func(scan func(...any) error) error {
-		var err error
-		rep, err = scanReply(scan)
-		return err
-	})
-	return rep, err
-}
-
 // usable reports what fn has made of the transaction.
 func (t *pgxTx) usable() error {
 	switch t.tx.Conn().PgConn().TxStatus() {

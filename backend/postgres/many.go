@@ -303,18 +303,3 @@ func queryAll(ctx context.Context, s session, n int, statement func(i int) (stri
 	}
 	return done, err
 }
-
-// eachRow reads the rows of the next statement of a batch.
-func eachRow(results results, each func(scan func(...any) error) error) error {
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows.Scan); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
-}

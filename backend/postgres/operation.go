@@ -126,10 +126,16 @@ func (b *Backend) query(ctx context.Context, s session, op *operation) (reply, e
 		return queryReply(ctx, s, b.sql.replace.alone, op.args())
 	}
 	rep, err := queryReply(ctx, s, b.sql.get, op.args())
-	if err == nil && rep.outcome == nothing {
-		return queryReply(ctx, s, standbySQL, nil)
+	return orStandby(ctx, s, rep, err)
+}
+
+// orStandby asks whether the server is a standby where a Get has found no record that
+// could tell.
+func orStandby(ctx context.Context, s session, rep reply, err error) (reply, error) {
+	if err != nil || rep.outcome != nothing {
+		return rep, err
 	}
-	return rep, err
+	return queryReply(ctx, s, standbySQL, nil)
 }
 
 // inPieces runs an operation with the statements that take the server least. Of a
@@ -166,21 +172,9 @@ func (b *Backend) inPieces(ctx context.Context, op *operation) (rep reply, err e
 	if closeErr := results.Close(); err == nil {
 		err = closeErr // that of the commit
 	}
-	if op.kind == get && err == nil && rep.outcome == nothing {
-		return queryReply(ctx, pgxSession{conn}, standbySQL, nil)
+	if op.kind == get {
+		return orStandby(ctx, pgxSession{conn}, rep, err)
 	}
-	return rep, err
-}
-
-// readWrite reads what a write by itself returns.
-func readWrite(results results) (rep reply, err error) {
-	rep.outcome = unwritten
-	err = eachRow(results, func(scan func(...any) error) error {
-		var to written
-		err := scan(&to)
-		rep.outcome = outcome(to.outcome)
-		return err
-	})
 	return rep, err
 }
 

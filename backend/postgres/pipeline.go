@@ -18,6 +18,43 @@ type results interface {
 	Close() error // also of the commit, of which there are no rows
 }
 
+// eachRow reads the rows of the next statement of a batch.
+func eachRow(results results, each func(scan func(...any) error) error) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// readReply reads the reply of the next statement of a batch.
+func readReply(results results) (rep reply, err error) {
+	err = eachRow(results, func(scan func(...any) error) error {
+		var err error
+		rep, err = scanReply(scan)
+		return err
+	})
+	return rep, err
+}
+
+// readWrite reads what a write by itself returns.
+func readWrite(results results) (rep reply, err error) {
+	rep.outcome = unwritten
+	err = eachRow(results, func(scan func(...any) error) error {
+		var to written
+		err := scan(&to)
+		rep.outcome = outcome(to.outcome)
+		return err
+	})
+	return rep, err
+}
+
 // send sends a batch, whose statements run as one transaction.
 //
 // Where a connection prepares statements and nobody traces them, that is done one
@@ -99,22 +136,20 @@ func (w *wire) prepare(ctx context.Context, conn *pgx.Conn, sql string) (*pgconn
 	if s := w.prepared[sql]; s != nil {
 		return s, nil
 	}
-	s, err := conn.Prepare(ctx, nameOf(sql), sql)
+	sum := sha256.Sum256([]byte(sql))
+	s, err := conn.Prepare(ctx, "idem_"+hex.EncodeToString(sum[:24]), sql)
 	if err == nil {
 		w.prepared[sql] = s
 	}
 	return s, err
 }
 
-func nameOf(sql string) string {
-	sum := sha256.Sum256([]byte(sql))
-	return "idem_" + hex.EncodeToString(sum[:24])
-}
-
 // forget gives a prepared statement up. It is prepared anew when it is needed next.
 func (w *wire) forget(ctx context.Context, conn *pgx.Conn, sql string) {
-	delete(w.prepared, sql)
-	_ = conn.Deallocate(ctx, nameOf(sql))
+	if s := w.prepared[sql]; s != nil {
+		delete(w.prepared, sql)
+		_ = conn.Deallocate(ctx, s.Name)
+	}
 }
 
 // An unprepared error is that of a statement's preparation: nothing has been run.
