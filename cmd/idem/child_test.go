@@ -32,8 +32,8 @@ func child(mode string) {
 	}
 }
 
-// childSignals reports each signal to the FIFO "got" until the last one comes,
-// prints how often it received which, and exits with 7.
+// childSignals reports to the FIFO "got" who runs it, and each signal until the
+// last one comes, prints how often it received which, and exits with 7.
 func childSignals(last string) {
 	received := make(chan os.Signal, 64)
 	signal.Notify(received, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
@@ -42,7 +42,7 @@ func childSignals(last string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(99)
 	}
-	fmt.Fprintln(got, "ready")
+	fmt.Fprintln(got, "run by", os.Getppid())
 	count := make(map[string]int)
 	for s := range received {
 		count[s.String()]++

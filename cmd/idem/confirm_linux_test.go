@@ -23,7 +23,7 @@ func TestConfirmation(t *testing.T) {
 		"enter":     {[]string{"resolve", "k1", "--attempt", "1", "--code", "0"}, "\n", exitDeclined, "idem: not confirmed; nothing was changed", "in-progress"},
 		"end":       {[]string{"forget", "k1", "--attempt", "1"}, "\x04", exitDeclined, "idem: not confirmed; nothing was changed", "in-progress"},
 		"else":      {[]string{"forget", "k1", "--attempt", "1"}, "yellow\n", exitDeclined, "idem: not confirmed; nothing was changed", "in-progress"},
-		"interrupt": {[]string{"forget", "k1", "--attempt", "1"}, "\x03", -1, "[y/N]", "in-progress"},
+		"interrupt": {[]string{"forget", "k1", "--attempt", "1"}, "\x03", 130, "[y/N]", "in-progress"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"strings"
 	"testing"
 
@@ -78,7 +79,7 @@ func TestExportShowsProgress(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	b.fillMany(3 * listPage)
-	code, lines := b.screen("export", "--to", "redis://"+testredis.Shared(t)+"?idem_prefix="+t.Name()+":").wait()
+	code, lines := b.screen("export", "--to", "redis://"+testredis.Shared(t)+"?idem_prefix="+rand.Text()+":").wait()
 	shown := strings.Join(lines, "\n")
 	if code != 0 || !strings.Contains(shown, "copying records") || !strings.Contains(shown, "192 records are the same in both") {
 		t.Errorf("exit code %d:\n%q", code, shown)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,15 +53,28 @@ func terminal(t *testing.T) (*screen, *os.File) {
 	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
 		t.Fatal(err)
 	}
+	// Ctrl-C shall not take away what is on its way to the screen.
+	mode, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mode.Lflag |= unix.NOFLSH
+	if err := unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, mode); err != nil {
+		t.Fatal(err)
+	}
 	return &screen{t: t, keys: keys}, tty
 }
 
-// screen starts idem in a terminal of 80 columns that it is the leader of.
+// screen starts idem in a terminal of 80 columns. A shell leads the session and
+// stays until the screen was read: with the end of the leader the kernel hangs
+// the terminal up, and what is still on its way to the screen is lost.
 func (b *box) screen(args ...string) *screen {
 	b.t.Helper()
 	s, tty := terminal(b.t)
 	defer tty.Close()
 	s.p = &running{t: b.t, cmd: b.cmd(args...)}
+	const leader = `trap : INT QUIT; "$0" "$@"; printf '\000%d\n' $?; read end`
+	s.p.cmd.Path, s.p.cmd.Args = "/bin/sh", append([]string{"sh", "-c", leader}, s.p.cmd.Args...)
 	s.p.cmd.Stdin, s.p.cmd.Stdout, s.p.cmd.Stderr = tty, tty, tty
 	s.p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := s.p.cmd.Start(); err != nil {
@@ -72,16 +86,22 @@ func (b *box) screen(args ...string) *screen {
 // until waits until the screen shows text.
 func (s *screen) until(text string) {
 	s.t.Helper()
+	for !strings.Contains(s.output.String(), text) {
+		s.read(strconv.Quote(text))
+	}
+}
+
+// read waits for more on the screen.
+func (s *screen) read(want string) {
+	s.t.Helper()
 	if err := s.keys.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		s.t.Fatal(err)
 	}
 	buf := make([]byte, 4096)
-	for !strings.Contains(s.output.String(), text) {
-		n, err := s.keys.Read(buf)
-		s.output.Write(buf[:n])
-		if err != nil {
-			s.t.Fatalf("waiting for %q: the screen shows %q, then %v", text, s.output.String(), err)
-		}
+	n, err := s.keys.Read(buf)
+	s.output.Write(buf[:n])
+	if err != nil {
+		s.t.Fatalf("waiting for %s: the screen shows %q, then %v", want, s.output.String(), err)
 	}
 }
 
@@ -93,12 +113,21 @@ func (s *screen) press(keys string) {
 	}
 }
 
-// wait waits for the end, and returns the exit code and the lines on the screen.
+// wait waits for the end of idem, and returns the exit code, as a shell reports
+// it, and the lines on the screen.
 func (s *screen) wait() (code int, lines []string) {
 	s.t.Helper()
-	lines = s.shown()
+	for ended := ""; !strings.HasSuffix(ended, "\n"); _, ended, _ = strings.Cut(s.output.String(), "\x00") {
+		s.read("the end of idem")
+	}
+	shown, ended, _ := strings.Cut(s.output.String(), "\x00")
+	code, err := strconv.Atoi(strings.TrimSpace(ended))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	_ = s.p.cmd.Process.Kill()
 	_ = s.p.cmd.Wait()
-	return s.p.cmd.ProcessState.ExitCode(), lines
+	return code, onScreen(shown)
 }
 
 // shown waits until the other end of the terminal is closed, and returns the lines
@@ -112,7 +141,11 @@ func (s *screen) shown() []string {
 	if _, err := io.Copy(&s.output, s.keys); err != nil && !errors.Is(err, syscall.EIO) {
 		s.t.Fatalf("the screen shows %q, then %v", s.output.String(), err)
 	}
-	shown := strings.ReplaceAll(s.output.String(), "\r\n", "\n")
+	return onScreen(s.output.String())
+}
+
+func onScreen(shown string) (lines []string) {
+	shown = strings.ReplaceAll(shown, "\r\n", "\n")
 	return strings.Split(strings.TrimSuffix(shown, "\n"), "\n")
 }
 
@@ -127,8 +160,9 @@ func TestCtrlCIsDeliveredOnce(t *testing.T) {
 			got := b.gate("got")
 			b.env = append(b.env, "IDEM_TEST_CHILD=signals:terminated")
 			s := b.screen(runArgs("--key k1", testBinary(t))...)
-			if line := got.wait(); line != "ready" {
-				t.Fatal(line)
+			pid, err := strconv.Atoi(strings.TrimPrefix(got.wait(), "run by "))
+			if err != nil {
+				t.Fatal(err)
 			}
 			// Two of a signal that meet are one: the second delivery would often
 			// go unseen, but not each time.
@@ -141,7 +175,9 @@ func TestCtrlCIsDeliveredOnce(t *testing.T) {
 			}
 			// idem has had its own Ctrl-C before this one, and would have passed
 			// it on.
-			s.p.signal(syscall.SIGTERM)
+			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
 			code, lines := s.wait()
 			shown := strings.Join(lines, "\n")
 			if code != 7 || !strings.Contains(shown, fmt.Sprintf("map[%s:%d terminated:1]", name, times)) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +18,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 	p := b.start(runArgs("--key k1 --ok-codes 7", testBinary(t))...)
 	// Without a terminal of its own: what is sent to idem comes from somebody
 	// who means idem alone.
-	if line := got.wait(); line != "ready" {
+	if line := got.wait(); line != fmt.Sprint("run by ", p.cmd.Process.Pid) {
 		t.Fatal(line)
 	}
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTERM} {
