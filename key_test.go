@@ -6,9 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/idem-go/idem"
 	"github.com/idem-go/idem/backend/memory"
@@ -195,8 +198,25 @@ func TestKeysAreCopied(t *testing.T) {
 	if next := begin(t, s, "order-1", payloadA); next.ChildKey("charge") != c.ChildKey("charge") {
 		t.Error("the next attempt sends another key")
 	}
-	if a, b := idem.NewKey(), idem.NewKey(); a == b || len(a) < 20 || len(a) > idem.MaxKey {
-		t.Errorf("NewKey = %q, %q", a, b)
+}
+
+// A new key is a UUID of version 7, which begins with the time.
+func TestNewKey(t *testing.T) {
+	form := regexp.MustCompile(`^([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	seen := make(map[string]bool)
+	for range 1000 {
+		before := time.Now().UnixMilli()
+		key := idem.NewKey()
+		after := time.Now().UnixMilli()
+		parts := form.FindStringSubmatch(key)
+		if parts == nil || seen[key] {
+			t.Fatalf("NewKey = %q, seen before: %v", key, seen[key])
+		}
+		seen[key] = true
+		ms, err := strconv.ParseInt(parts[1]+parts[2], 16, 64)
+		if err != nil || ms < before || ms > after {
+			t.Fatalf("NewKey = %q, of the time %d (%v), made from %d to %d", key, ms, err, before, after)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package faulttest
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -159,7 +160,7 @@ func (p *process) signal(s syscall.Signal) {
 func servers(t *testing.T, test func(t *testing.T, storage string, s *idem.Store)) {
 	for _, kind := range []string{"postgres", "redis"} {
 		t.Run(kind, func(t *testing.T) {
-			storage := "redis " + testredis.Shared(t) + " p" + idem.NewKey()[:8] + ":"
+			storage := "redis " + testredis.Shared(t) + " p" + rand.Text()[:8] + ":"
 			if kind == "postgres" {
 				url, schema := testpg.Schema(t)
 				storage = "postgres " + url + " " + schema

@@ -2,6 +2,7 @@ package bolt
 
 import (
 	"context"
+	"crypto/rand"
 	"sync"
 	"testing"
 
@@ -16,7 +17,7 @@ func BenchmarkReplay(b *testing.B) {
 	keys := make([]string, 10_000)
 	var wg sync.WaitGroup
 	for i := range keys {
-		keys[i] = "order-" + idem.NewKey()
+		keys[i] = "order-" + rand.Text()
 		wg.Go(func() {
 			if _, err := backend.Swap(ctx, keys[i], "", completed("a.1", 256)); err != nil {
 				b.Error(err)
@@ -53,7 +54,7 @@ func BenchmarkPair(b *testing.B) {
 	ctx := context.Background()
 	body := make([]byte, 256)
 	for b.Loop() {
-		c, _, err := store.Begin(ctx, "order-"+idem.NewKey(), fp)
+		c, _, err := store.Begin(ctx, "order-"+rand.Text(), fp)
 		if err == nil {
 			err = store.Complete(ctx, c, idem.Result{Code: 201, Body: body})
 		}

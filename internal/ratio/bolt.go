@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -135,7 +136,7 @@ func newOwn(path string, n int) (*own, error) {
 	}
 	o := &own{path: path, backend: backend, store: store, keys: make([]string, n)}
 	for i := range o.keys {
-		o.keys[i] = "order-" + idem.NewKey()
+		o.keys[i] = "order-" + rand.Text()
 	}
 	return o, o.fill(o.keys, 24*time.Hour)
 }
@@ -153,7 +154,7 @@ func (o *own) fill(keys []string, ttl time.Duration) error {
 					return
 				}
 				r := idem.Record{
-					Token: idem.NewKey() + "." + idem.NewKey(), Status: idem.Completed, Attempt: 1, Fence: int64(i),
+					Token: rand.Text() + "." + rand.Text(), Status: idem.Completed, Attempt: 1, Fence: int64(i),
 					Fingerprint: payload, Result: result, TTL: ttl,
 				}
 				if _, err := o.backend.Swap(context.Background(), keys[i], "", r); err != nil {
@@ -174,7 +175,7 @@ func (o *own) close() error { return o.backend.Close() }
 // pair claims a fresh key and completes it.
 func (o *own) pair(int) error {
 	ctx := context.Background()
-	c, _, err := o.store.Begin(ctx, "order-"+idem.NewKey(), payload)
+	c, _, err := o.store.Begin(ctx, "order-"+rand.Text(), payload)
 	if err != nil {
 		return err
 	}
@@ -254,8 +255,8 @@ func (r *raw) naivePair(int) error {
 		Code          int
 		Body          []byte
 	}
-	key := []byte("order-" + idem.NewKey())
-	rec := record{Status: "in progress", Owner: idem.NewKey(), Fingerprint: payload[:], Expires: time.Now().Add(time.Minute)}
+	key := []byte("order-" + rand.Text())
+	rec := record{Status: "in progress", Owner: rand.Text(), Fingerprint: payload[:], Expires: time.Now().Add(time.Minute)}
 	put := func(b *bbolt.Bucket) error {
 		v, err := json.Marshal(rec)
 		if err != nil {
@@ -330,7 +331,7 @@ func boltWake(b *bench, o *own) error {
 	ctx := context.Background()
 	var times []float64
 	for range 20 * b.rounds {
-		key := "order-" + idem.NewKey()
+		key := "order-" + rand.Text()
 		c, _, err := o.store.Begin(ctx, key, payload)
 		if err != nil {
 			return err
@@ -375,7 +376,7 @@ func boltAfterSweep(b *bench, dir string) error {
 	defer func() { _ = swept.close() }()
 	expiring := make([]string, b.stored/2)
 	for i := range expiring {
-		expiring[i] = "expires-" + idem.NewKey()
+		expiring[i] = "expires-" + rand.Text()
 	}
 	// They live long enough not to be deleted by the writes that follow them.
 	ttl := 10*time.Second + time.Duration(b.stored/2)*20*time.Microsecond
