@@ -101,12 +101,13 @@ const matchSQL = `r.key = $1::text AND CASE WHEN r.token = $16::text AND (r.toke
 
 // insertSQL is the write of a transaction that holds the lock of the key
 // exclusively and has seen no record. If there is one all the same, the
-// uniqueness of the key makes it an error, which undoes the transaction.
+// uniqueness of the key makes it an error, which undoes the transaction. The
+// planner does not look through a SELECT with a clock in it, as it does through
+// VALUES; and each parameter must occur, so the lock does.
 const insertSQL = `
 INSERT INTO {table} AS r (key, token, status, attempt, fence, fingerprint, code, meta, body, omitted, checkpoint, lease, ttl, written_at, sweep_at)
-SELECT {values}
-WHERE $2::bigint IS NOT NULL
-RETURNING ({outcome})::smallint, {notify}`
+VALUES ({values})
+RETURNING (CASE WHEN $2::bigint IS NOT NULL THEN {outcome} END)::smallint, {notify}`
 
 // replaceSQL stores a record in the place of another one.
 // $16 is the token of the record that is replaced, and $17 whether it is live.
