@@ -15,7 +15,8 @@ import (
 // and one commit, again and again until the others can do the rest. What that saves is what
 // dominates: round trips, statements, and flushes of the log. Lanes carry about
 // the same, so that the server is at work on one while this program is on another;
-// otherwise one would carry nearly all, and the others a call each.
+// otherwise one would carry nearly all, and the others a call each. Where there are
+// not enough for two, one carries all.
 type lanes struct {
 	b     *Backend
 	limit limits
@@ -41,10 +42,12 @@ type limits struct {
 	most    int // so many at most go together, unless one caller wants more
 }
 
-// Commits wait for the disk, which one batch does as fast as one call; reads use
-// the processor, and are quickest side by side until there are many.
+// Commits wait for the disk, which one batch does as fast as one call: 8 to 16 callers
+// who write are quicker on one lane than on two, by 5 to 10 %, and cost a quarter less
+// of both processors. Reads use the processor, and are quickest side by side until
+// there are many.
 var (
-	forWrites = limits{singles: 1, least: 4, most: 256}
+	forWrites = limits{singles: 1, least: 12, most: 256}
 	forReads  = limits{singles: 8, least: 4, most: 64}
 )
 
@@ -254,8 +257,9 @@ func (l *lanes) take(ln *lane) []*call {
 	if again && lanes > 0 && !l.worthwhile(now, len(l.queue)) {
 		return nil
 	}
-	share := (len(l.queue) + others + l.usual - 1) / l.usual
-	most := min(l.limit.most, max(l.limit.least, share))
+	all := len(l.queue) + others
+	side := max(1, min(l.usual, all/l.limit.least)) // lanes that all are worth
+	most := min(l.limit.most, (all+side-1)/side)
 	most = min(len(l.queue), max(most, min(l.queue[0].with, largeBatch)))
 	n, bytes := 0, 0
 	for n < most && (n == 0 || bytes < heavyBatch) {

@@ -22,7 +22,7 @@ func (l *lanes) queueOnly(n, with int) {
 // waits until it is worth another lane; what one caller wants together stays
 // together; lanes that are stuck do not count.
 func TestLanesCarryShares(t *testing.T) {
-	l := &lanes{limit: forWrites, usual: 3}
+	l := &lanes{limit: limits{least: 4, most: 256}, usual: 3}
 	take := func(ln *lane, want, left int) {
 		t.Helper()
 		if n := len(l.take(ln)); n != want || len(l.queue) != left {
@@ -63,6 +63,17 @@ func TestLanesCarryShares(t *testing.T) {
 	second.since, third.since = first.since, first.since
 	worthwhile(false)  // all lanes are stuck, and it is for the timer to open more
 	take(third, 7, 12) // which comes back all the same
+
+	// What is not enough for two lanes goes with one, and for three with two.
+	for all, shares := range map[int][]int{1: {1}, 4: {4}, 7: {7}, 8: {4, 4}, 11: {6, 5}, 12: {4, 4, 4}} {
+		l = &lanes{limit: limits{least: 4, most: 256}, usual: 3}
+		l.queueOnly(all, 0)
+		for left := all; left > 0; {
+			left -= shares[0]
+			take(&lane{}, shares[0], left)
+			shares = shares[1:]
+		}
+	}
 
 	l = &lanes{limit: forReads, usual: 3}
 	l.queueOnly(200, 200)
