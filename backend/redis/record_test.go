@@ -140,7 +140,7 @@ func TestMemoryOfRecord(t *testing.T) {
 	client := testredis.Client(t, testredis.Shared(t), nil)
 	b := newBackend(t, client, &Options{Prefix: "idem:", Warn: func(string) {}})
 	s := newStore(t, b, nil)
-	key := idem.NewKey() + "01234567890"
+	key := idem.NewKey() + "1"
 	c, _, err := s.Begin(t.Context(), key, fp)
 	if err != nil {
 		t.Fatal(err)
