@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,6 +140,27 @@ func TestPageEscapes(t *testing.T) {
 	page := send(h, "GET", "/", "", "").Body.String()
 	if strings.Contains(page, "<script>alert") || !strings.Contains(page, "&lt;script&gt;alert") {
 		t.Errorf("the key is not escaped, or not there: %s", page)
+	}
+}
+
+// Keys made one after the other look different on the page.
+func TestPageTellsKeysApart(t *testing.T) {
+	h, _ := newHandler(t, nil)
+	seen := make(map[string]bool)
+	for range 2 {
+		sendForm(h, idem.NewKey(), "mug", "1")
+	}
+	page := send(h, "GET", "/", "", "").Body.String()
+	for _, cell := range regexp.MustCompile(`<td class="key"><code title="[^"]*">(.*?)</code>`).FindAllStringSubmatch(page, -1) {
+		seen[cell[1]] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("two orders are shown with the keys %v", slices.Collect(maps.Keys(seen)))
+	}
+	for key, want := range map[string]string{"": "", "o-1": "o-1", "a key of Zürich": "f Zürich"} {
+		if got := short(key); got != want {
+			t.Errorf("%q is shown as %q, want %q", key, got, want)
+		}
 	}
 }
 

@@ -22,8 +22,15 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"money": func(cents int64) string { return fmt.Sprintf("€ %d.%02d", cents/100, cents%100) },
 	"clock": func(t time.Time) string { return t.Local().Format("15:04:05") },
 	"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	"short": func(key string) string { return key[:min(len(key), 8)] },
+	"short": short,
 }).ParseFS(files, "page/*.html"))
+
+// short returns the end of a key, for a place where the whole does not fit. The
+// beginning of a key of idem.NewKey is the time, the same for all of a minute.
+func short(key string) string {
+	runes := []rune(key)
+	return string(runes[max(0, len(runes)-8):])
+}
 
 func (s *shop) addPages(mux *http.ServeMux) {
 	mux.Handle("GET /{$}", withCustomer(http.HandlerFunc(s.page)))
