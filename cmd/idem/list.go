@@ -30,8 +30,9 @@ type listCommand struct {
 
 const listUsage = "idem list [FLAGS]"
 
-const listHelp = `Prints a table on a terminal, where long keys are cut off, else tab-separated
-lines without a heading and with whole keys, and "-" for what a record has not.
+const listHelp = `Prints a table on a terminal, where long keys lack their middle, else
+tab-separated lines without a heading and with whole keys, and "-" for what a
+record has not.
 The columns are the same:
   KEY, SCOPE, STATUS, TRY (attempt), AGE (since the last write),
   LEASE (left; or over, or abandoned), EXPIRES (in), CODE (exit code)

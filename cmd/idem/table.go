@@ -154,11 +154,13 @@ func (t *table) line(row []string) string {
 	return b.String()
 }
 
-// cut shortens s to at most n characters, and shows that it did.
+// cut shortens s to at most n characters, and shows where it did. It leaves both ends:
+// keys that are made one after the other begin with the same time, or the same name.
 func cut(s string, n int) string {
 	runes := []rune(s)
 	if len(runes) <= n {
 		return s
 	}
-	return string(runes[:n-1]) + "…"
+	end := (n - 1) / 2
+	return string(runes[:n-1-end]) + "…" + string(runes[len(runes)-end:])
 }

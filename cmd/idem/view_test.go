@@ -111,8 +111,13 @@ func TestTableInNarrowTerminals(t *testing.T) {
 		table := table{session: &session{stdout: &b}, columns: columns}
 		table.add(idem.Entry{Key: strings.Repeat("scope", 30) + "\x1f" + strings.Repeat("ключ", 30), Record: record})
 		table.add(idem.Entry{Key: "k", Record: record})
+		table.add(idem.Entry{Key: strings.Repeat("same", 30) + "1", Record: record})
+		table.add(idem.Entry{Key: strings.Repeat("same", 30) + "2", Record: record})
 		if err := table.end(); err != nil {
 			t.Fatal(err)
+		}
+		if l := strings.Split(b.String(), "\n"); l[3] == l[4] {
+			t.Errorf("two keys look the same in a terminal of %d columns: %q", columns, l[3])
 		}
 		for line := range strings.Lines(b.String()) {
 			if n := len([]rune(line)) - 1; n > columns {
