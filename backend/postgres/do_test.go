@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"runtime"
 	"strings"
@@ -29,6 +30,22 @@ type doer struct {
 	do func(ctx context.Context, s *idem.Store, key string, before func(context.Context, *idem.Claim) error) (idem.Outcome, error)
 }
 
+// doer returns what the tests run with Do: before, and then one row.
+func (f *fixture) doer(b *postgres.Backend) doer {
+	return doer{f, func(ctx context.Context, s *idem.Store, key string, before func(context.Context, *idem.Claim) error) (idem.Outcome, error) {
+		return b.Do(ctx, s, key, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
+			if before != nil {
+				if err := before(ctx, c); err != nil {
+					return idem.Result{}, err
+				}
+			}
+			return paid(key), f.pay(ctx, tx, key)
+		})
+	}}
+}
+
+func paid(key string) idem.Result { return idem.Result{Code: 201, Body: []byte("paid " + key)} }
+
 // doers returns both, with the options given. before runs before the change.
 func doers(t testing.TB, f *fixture, opts postgres.Options, max int) map[string]doer {
 	t.Helper()
@@ -41,18 +58,8 @@ func doers(t testing.TB, f *fixture, opts postgres.Options, max int) map[string]
 	if err != nil {
 		t.Fatal(err)
 	}
-	paid := func(key string) idem.Result { return idem.Result{Code: 201, Body: []byte("paid " + key)} }
 	return map[string]doer{
-		"Do": {f, func(ctx context.Context, s *idem.Store, key string, before func(context.Context, *idem.Claim) error) (idem.Outcome, error) {
-			return b.Do(ctx, s, key, payloadA, func(ctx context.Context, tx pgx.Tx, c *idem.Claim) (idem.Result, error) {
-				if before != nil {
-					if err := before(ctx, c); err != nil {
-						return idem.Result{}, err
-					}
-				}
-				return paid(key), f.pay(ctx, tx, key)
-			})
-		}},
+		"Do": f.doer(b),
 		"DoSQL": {f, func(ctx context.Context, s *idem.Store, key string, before func(context.Context, *idem.Claim) error) (idem.Outcome, error) {
 			return std.DoSQL(ctx, s, key, payloadA, func(ctx context.Context, tx *sql.Tx, c *idem.Claim) (idem.Result, error) {
 				if before != nil {
@@ -67,11 +74,32 @@ func doers(t testing.TB, f *fixture, opts postgres.Options, max int) map[string]
 	}
 }
 
+// otherDoers returns Do in pgx's other modes, and with an ear for notifications.
+func otherDoers(t testing.TB, f *fixture, max int32) map[string]doer {
+	t.Helper()
+	all := make(map[string]doer)
+	for _, mode := range []string{"cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		b, err := postgres.New(open(t, testpg.With(f.url, "default_query_exec_mode", mode), max), &postgres.Options{Schema: f.schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all["Do in mode "+mode] = f.doer(b)
+	}
+	b, err := postgres.New(f.pool, &postgres.Options{Schema: f.schema, Listen: f.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all["Do with Listen"] = f.doer(b)
+	return all
+}
+
 func TestDo(t *testing.T) {
 	ctx := context.Background()
 	f := newFixture(t, 8)
 	s := newStore(t, f, nil)
-	for name, d := range doers(t, f, postgres.Options{}, 8) {
+	all := doers(t, f, postgres.Options{}, 8)
+	maps.Copy(all, otherDoers(t, f, 8))
+	for name, d := range all {
 		t.Run(name, func(t *testing.T) {
 			for i := range 3 {
 				out, err := d.do(ctx, s, name, nil)
@@ -246,7 +274,9 @@ func TestRow7_CommitIsLost(t *testing.T) {
 	f, proxy := proxied(t, 4, "default_query_exec_mode", "exec")
 	s := newStore(t, f, nil)
 	n := 0
-	for name, d := range doers(t, f, postgres.Options{}, 4) {
+	all, simple := doers(t, f, postgres.Options{}, 4), "Do in mode simple_protocol"
+	all[simple] = otherDoers(t, f, 4)[simple]
+	for name, d := range all {
 		for mode, fate := range fates {
 			t.Run(name+" "+mode, func(t *testing.T) {
 				var ran, unanswered int

@@ -419,17 +419,25 @@ func TestRow1_ManyCallersOneKey(t *testing.T) {
 		}
 		stores = append(stores, newStore(t, b, nil))
 	}
+	rnd := testenv.Rand(t)
 	for round := range 20 {
-		key := fmt.Sprintf("k%d", round)
-		var claims, busy, done atomic.Int64
+		// With one key they wait in turn; with more, batches that have some in common meet.
+		keys := []int{1, 24}[round%2]
+		claims := make([]atomic.Int64, keys)
+		var busy, done atomic.Int64
 		var all sync.WaitGroup
 		for i := range 200 {
+			n := rnd.IntN(keys)
+			if i < keys {
+				n = i // each is wanted
+			}
 			all.Go(func() {
+				key := fmt.Sprintf("k%d-%d", round, n)
 				s := stores[i%len(stores)]
 				c, r, err := s.Begin(ctx, key, payloadA)
 				switch {
 				case c != nil:
-					claims.Add(1)
+					claims[n].Add(1)
 					if err := s.Complete(ctx, c, idem.Result{Body: []byte(key)}); err != nil {
 						t.Errorf("Complete = %v", err)
 					}
@@ -446,8 +454,10 @@ func TestRow1_ManyCallersOneKey(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if claims.Load() != 1 {
-			t.Errorf("%d claims, %d in progress, %d replays", claims.Load(), busy.Load(), done.Load())
+		for n := range claims {
+			if got := claims[n].Load(); got != 1 {
+				t.Errorf("%d claims of key %d of %d; in all %d in progress, %d replays", got, n, keys, busy.Load(), done.Load())
+			}
 		}
 	}
 }
