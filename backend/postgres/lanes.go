@@ -20,7 +20,7 @@ import (
 type lanes struct {
 	b     *Backend
 	limit limits
-	usual int // lanes that work at the same time when all is well; a share is one part of so many
+	usual int // at most so many lanes work at the same time when all is well
 
 	mu      sync.Mutex
 	singles int // calls that run by themselves

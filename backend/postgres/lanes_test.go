@@ -65,13 +65,35 @@ func TestLanesCarryShares(t *testing.T) {
 	take(third, 7, 12) // which comes back all the same
 
 	// What is not enough for two lanes goes with one, and for three with two.
-	for all, shares := range map[int][]int{1: {1}, 4: {4}, 7: {7}, 8: {4, 4}, 11: {6, 5}, 12: {4, 4, 4}} {
-		l = &lanes{limit: limits{least: 4, most: 256}, usual: 3}
-		l.queueOnly(all, 0)
-		for left := all; left > 0; {
-			left -= shares[0]
-			take(&lane{}, shares[0], left)
-			shares = shares[1:]
+	for _, c := range []struct {
+		limit  limits
+		usual  int
+		shares []int
+	}{
+		{limits{least: 4, most: 256}, 3, []int{1}},
+		{limits{least: 4, most: 256}, 3, []int{4}},
+		{limits{least: 4, most: 256}, 3, []int{7}},
+		{limits{least: 4, most: 256}, 3, []int{4, 4}},
+		{limits{least: 4, most: 256}, 3, []int{6, 5}},
+		{limits{least: 4, most: 256}, 3, []int{4, 4, 4}},
+		{forWrites, usualLanes, []int{16}},
+		{forWrites, usualLanes, []int{23}},
+		{forWrites, usualLanes, []int{12, 12}},
+		{forWrites, usualLanes, []int{256, 256}},
+		{forReads, usualLanes, []int{7}},
+		{forReads, usualLanes, []int{4, 4}},
+		{forReads, usualLanes, []int{64, 64}},
+		{forWrites, 1, []int{64}},
+	} {
+		l = &lanes{limit: c.limit, usual: c.usual}
+		left := 0
+		for _, n := range c.shares {
+			left += n
+		}
+		l.queueOnly(left, 0)
+		for _, n := range c.shares {
+			left -= n
+			take(&lane{}, n, left)
 		}
 	}
 

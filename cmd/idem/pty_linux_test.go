@@ -80,7 +80,17 @@ func (b *box) screen(args ...string) *screen {
 	if err := s.p.cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
+	b.t.Cleanup(s.end)
 	return s
+}
+
+// end ends the shell, and what a test that failed has left in its process group.
+func (s *screen) end() {
+	if s.p.cmd.ProcessState != nil {
+		return
+	}
+	_ = syscall.Kill(-s.p.cmd.Process.Pid, syscall.SIGKILL)
+	_ = s.p.cmd.Wait()
 }
 
 // until waits until the screen shows text.
@@ -117,17 +127,18 @@ func (s *screen) press(keys string) {
 // it, and the lines on the screen.
 func (s *screen) wait() (code int, lines []string) {
 	s.t.Helper()
-	for ended := ""; !strings.HasSuffix(ended, "\n"); _, ended, _ = strings.Cut(s.output.String(), "\x00") {
+	shown, at := "", -1
+	for at < 0 || !strings.HasSuffix(shown, "\n") {
 		s.read("the end of idem")
+		shown = s.output.String()
+		at = strings.LastIndexByte(shown, 0)
 	}
-	shown, ended, _ := strings.Cut(s.output.String(), "\x00")
-	code, err := strconv.Atoi(strings.TrimSpace(ended))
+	code, err := strconv.Atoi(strings.TrimSpace(shown[at+1:]))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	_ = s.p.cmd.Process.Kill()
-	_ = s.p.cmd.Wait()
-	return code, onScreen(shown)
+	s.end()
+	return code, onScreen(shown[:at])
 }
 
 // shown waits until the other end of the terminal is closed, and returns the lines

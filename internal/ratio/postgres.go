@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -189,7 +190,7 @@ const rawInsert = `INSERT INTO raw VALUES ($1, $2, 1, $3, NULL, now() + interval
 // pair is the two writes of the engine and nothing else.
 func (r *rawPG) pair(int) error {
 	ctx := context.Background()
-	key, token := "order-"+idem.NewKey(), idem.NewKey()
+	key, token := "order-"+idem.NewKey(), rand.Text()
 	var one int
 	if err := r.pool.QueryRow(ctx, rawInsert, key, token, payload[:]).Scan(&one); err != nil {
 		return err
@@ -201,7 +202,7 @@ func (r *rawPG) pair(int) error {
 // naivePair is what a careful user writes by hand.
 func (r *rawPG) naivePair(int) error {
 	ctx := context.Background()
-	key, token := "order-"+idem.NewKey(), idem.NewKey()
+	key, token := "order-"+idem.NewKey(), rand.Text()
 	err := pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
 		var status int
 		if err := tx.QueryRow(ctx, `SELECT status FROM raw WHERE key = $1`, key).Scan(&status); !errors.Is(err, pgx.ErrNoRows) {
